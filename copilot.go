@@ -1,0 +1,1526 @@
+// Package copilot runs GitHub Copilot agent sessions from Go. It starts the Copilot CLI as a child process (or reaches one
+// that is already running) and speaks the JSON-RPC 2.0 protocol of its server mode. It uses the standard library only.
+package copilot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The protocol versions that this package speaks.
+const (
+	MinProtocolVersion = 3
+	MaxProtocolVersion = 3
+)
+
+// Errors that callers branch on, with errors.Is. Those that carry data are types: [RPCError], [ProtocolError], [ExitError],
+// [SessionError], [SessionIDMismatchError], [LagError], [AgentError], [FrameError].
+var (
+	ErrClosed          = errors.New("copilot: closed")                                        // the client, session or sequence was closed on this side
+	ErrInvalidConfig   = errors.New("copilot: invalid configuration")                         // options or parameters that cannot apply
+	ErrAlreadyStarted  = errors.New("copilot: prepared session was started before")           // a PreparedSession starts once
+	ErrSessionOpen     = errors.New("copilot: session is open on this client already")        // or is being started or left
+	ErrTurnActive      = errors.New("copilot: a turn is being waited for already")            // one SendAndWait or Ask at a time
+	ErrNotSupported    = errors.New("copilot: not supported by this CLI")                     // the server does not know the method or lacks the capability
+	ErrSessionNotFound = errors.New("copilot: session not found")                             // the server does not have it, or no longer
+	ErrAuthentication  = errors.New("copilot: authentication")                                // the server, or the model behind it, wants other credentials
+	ErrCannotResume    = errors.New("copilot: stored session cannot be resumed")              // it exists and is damaged, or unreadable for this CLI
+	ErrDisconnected    = errors.New("copilot: shared session disconnected")                   // the watched session ended
+	ErrNotConfirmed    = errors.New("copilot: end not confirmed")                             // something was asked to end and nobody knows whether it did
+	ErrCLINotFound     = errors.New("copilot: no Copilot CLI found")                          // nothing to start
+	ErrFrameTooLarge   = errors.New("copilot: frame larger than the limit")                   // see Options.MaxFrameBytes
+	ErrAborted         = errors.New("copilot: turn aborted")                                  // by Abort, or by a decision that ends the run
+	errStopRequested   = fmt.Errorf("%w: the session is being released", ErrClosed)           // cause of handlers' contexts
+	errResolved        = errors.New("copilot: the request was resolved elsewhere")            // cause of handlers' contexts
+	errUnanswered      = errors.New("copilot: the server did not answer the release in time") // why a release is not confirmed
+)
+
+// RPCError is the server's answer to a request that it refused. It matches, with errors.Is, ErrNotSupported, ErrSessionNotFound,
+// ErrAuthentication and ErrCannotResume where the code or, for want of one, the server's words say so.
+type RPCError struct {
+	Method  string
+	Code    int             // JSON-RPC 2.0 code
+	Message string          // the server's words, unchanged
+	Data    json.RawMessage // nil when the server sent none
+
+	text string // Message without secrets and session ids
+}
+
+// Error returns the method, the code and the server's words, in which secrets and session ids are masked.
+func (e *RPCError) Error() string {
+	text := e.text
+	if text == "" {
+		text = e.Message
+	}
+	return fmt.Sprintf("copilot: %s: %s (code %d)", e.Method, text, e.Code)
+}
+
+// Is makes the sentinels match that the type's comment names.
+func (e *RPCError) Is(target error) bool {
+	words := strings.ToLower(e.Message)
+	has := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(words, p) })
+	}
+	notFound := has("session not found", "session file not found")
+	authentication := -32003 <= e.Code && e.Code <= -32001 ||
+		has("not authenticated", "please authenticate", "authentication required", "authentication failed", "unauthorized", "bad credentials")
+	switch target {
+	case ErrNotSupported:
+		return e.Code == codeMethodNotFound
+	case ErrSessionNotFound:
+		return notFound
+	case ErrAuthentication:
+		return authentication
+	case ErrCannotResume:
+		return e.Method == "session.resume" && e.Code == codeInternal && !notFound && !authentication
+	}
+	return false
+}
+
+// ProtocolError reports a server whose protocol version this package does not speak.
+type ProtocolError struct {
+	Server   int    // its version; 0 when it reported none, or none that is a number
+	Min, Max int    // what this package speaks
+	CLI      string // which CLI: its path or address, and its version where known
+}
+
+func (e *ProtocolError) Error() string {
+	server := "no usable protocol version"
+	if e.Server != 0 {
+		server = "protocol version " + strconv.Itoa(e.Server)
+	}
+	return fmt.Sprintf("copilot: %s reports %s, this package speaks %d to %d", e.CLI, server, e.Min, e.Max)
+}
+
+// SessionIDMismatchError reports that the server opened a session under another id than the one asked for.
+type SessionIDMismatchError struct{ Requested, Returned string }
+
+func (e *SessionIDMismatchError) Error() string {
+	return "copilot: the server answered with another session id"
+}
+
+// SessionError says which session an error belongs to. Its text does not show the id.
+type SessionError struct {
+	SessionID string
+	Err       error
+}
+
+func (e *SessionError) Error() string { return e.Err.Error() }
+func (e *SessionError) Unwrap() error { return e.Err }
+
+// ExitError reports that the CLI ended without having been asked to.
+type ExitError struct {
+	State  *os.ProcessState
+	Stderr string // the tail of its stderr, at most 64 KiB, secrets masked
+
+	command string // what was run, secrets masked
+}
+
+func (e *ExitError) Error() string {
+	s := "copilot: the CLI exited: " + e.State.String()
+	if e.command != "" {
+		s += ": " + e.command
+	}
+	if tail := strings.TrimSpace(e.Stderr); tail != "" {
+		s += ": " + tail[max(0, len(tail)-1024):]
+	}
+	return s
+}
+
+// AgentError reports that the agent's turn failed: the content of a session.error event.
+type AgentError struct {
+	Type       string // authentication, authorization, quota, rate_limit, context_limit, query; an open set
+	Message    string
+	StatusCode int    // HTTP status of the model's provider, 0 when there was none
+	Code       string // the provider's own code
+	URL        string // a page that helps
+}
+
+func (e *AgentError) Error() string {
+	s := "copilot: turn failed: " + e.Type + ": " + e.Message
+	if e.StatusCode != 0 {
+		s += fmt.Sprintf(" (status %d)", e.StatusCode)
+	}
+	return s
+}
+
+// Is matches [ErrAuthentication] where the provider refused the credentials.
+func (e *AgentError) Is(target error) bool {
+	return target == ErrAuthentication && (e.Type == "authentication" || e.StatusCode == http.StatusUnauthorized)
+}
+
+// TurnError reports that the wait for a turn ended before the turn did: ctx was done. It says what had been seen. The turn
+// goes on; [Session.Abort] ends it.
+type TurnError struct {
+	LastEvent       EventType     // "" when none had come
+	LastEventAge    time.Duration // since it came
+	Events          int           // of the turn, so far
+	OpenTools       []string      // names of tools that were running
+	OpenPermissions int           // permission requests without a decision
+	Err             error         // ctx's error and cause
+}
+
+func (e *TurnError) Error() string {
+	s := fmt.Sprintf("copilot: waiting for the turn: %v: %d events", e.Err, e.Events)
+	if e.LastEvent != "" {
+		s += fmt.Sprintf(", last %s %v ago", e.LastEvent, e.LastEventAge.Round(time.Millisecond))
+	}
+	if len(e.OpenTools) > 0 {
+		s += ", running tools: " + strings.Join(e.OpenTools, ", ")
+	}
+	if e.OpenPermissions > 0 {
+		s += fmt.Sprintf(", open permission requests: %d", e.OpenPermissions)
+	}
+	return s
+}
+
+func (e *TurnError) Unwrap() error { return e.Err }
+
+// Transport is how a launched CLI is spoken to.
+type Transport int
+
+// The transports of a launched CLI.
+const (
+	Stdio Transport = iota // its stdin and stdout; it ends with its host
+	TCP                    // a loopback port, for CLIs that other clients join
+)
+
+// ClientMode is the set of defaults that sessions start from.
+type ClientMode int
+
+// The client modes.
+const (
+	ModeCLI   ClientMode = iota // the CLI's own defaults
+	ModeEmpty                   // nothing of the machine's or the user's that a session did not ask for
+)
+
+// Telemetry is the OpenTelemetry configuration of a launched CLI.
+type Telemetry struct {
+	Endpoint       string // OTLP endpoint URL
+	Protocol       string // "http/json" or "http/protobuf"
+	FilePath       string // file of the file exporter
+	Exporter       string // "otlp-http" or "file"
+	SourceName     string
+	CaptureContent *bool // whether messages' contents are recorded; nil leaves the CLI's default
+}
+
+// HandlerFunc serves one request or notification of the server by name. params is as received, nil when absent. For a request,
+// result is encoded as the answer; an error becomes an error answer, with code, message and data of a [*RPCError] in it. It runs on a
+// goroutine of its own; ctx ends with the session it names, or the client. Result and error of a notification are ignored.
+type HandlerFunc func(ctx context.Context, method string, params json.RawMessage) (result any, err error)
+
+// Options configures a [Client]. The zero value and nil are valid. It is copied on entry and never changed.
+type Options struct {
+	CLI                string        // the CLI's executable; "" means $COPILOT_CLI_PATH, then copilot on PATH. A .js file runs under node
+	PrefixArgs         []string      // arguments before the library's own
+	Args               []string      // arguments after them
+	Dir                string        // the child's working directory; "" means this process's
+	Env                []string      // the child's environment, as [os/exec.Cmd.Env]; nil means os.Environ. The library's own variables come on top
+	Stderr             io.Writer     // gets a copy of the child's stderr; a writer that blocks loses text, never delays the child. Errors carry a tail in any case
+	Transport          Transport     // how a launched CLI is spoken to
+	Port               int           // with TCP; 0 lets the CLI choose
+	ConnectionToken    string        // with TCP and Dial; with TCP, "" means a fresh random one
+	GitHubToken        string        // handed over in the child's environment, never in its arguments
+	UseLoggedInUser    *bool         // whether the CLI may use its stored login; nil means true unless GitHubToken is set
+	BaseDir            string        // the child's COPILOT_HOME; "" leaves the CLI's default
+	LogLevel           string        // of the CLI's own log files: none, error, warning, info, debug, all; "" leaves the default
+	SessionIdleTimeout time.Duration // after which the CLI unloads idle sessions, in whole seconds, rounded up; 0 leaves the default
+	RemoteSessions     bool          // let the CLI serve remote sessions
+	Mode               ClientMode    // defaults of sessions
+	Telemetry          *Telemetry    // OpenTelemetry of the child; nil leaves it off
+	StopGrace          time.Duration // how long Stop waits in each of its phases; 0 means 5 s
+	MaxFrameBytes      int           // largest accepted incoming body; 0 means 256 MiB
+	MaxHandlers        int           // handler calls of each class that run at once, see [SessionConfig]; 0 means 256
+	Logger             *slog.Logger  // diagnostics; nil is silent
+
+	// TraceContext supplies the W3C trace context of outgoing calls; empty strings send none.
+	TraceContext func(ctx context.Context) (traceparent, tracestate string)
+	// ListModels replaces the server's model list, for hosts that bring their own.
+	ListModels func(ctx context.Context) ([]Model, error)
+	// ModelTransport serves the runtime's model traffic.
+	ModelTransport http.RoundTripper
+	// SessionFS makes this client serve the files of its sessions.
+	SessionFS *SessionFSConfig
+	// OnGitHubTelemetry gets the runtime's telemetry events, in order.
+	OnGitHubTelemetry func(GitHubTelemetry)
+	// PluginDirs are absolute directories of built-in plugins.
+	PluginDirs []string
+	// Handlers serves any other request or notification of the server, by method name. A session's own Handlers come first.
+	Handlers map[string]HandlerFunc
+}
+
+func clonePointer[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	return &v
+}
+
+func (o *Options) clone() Options {
+	if o == nil {
+		return Options{}
+	}
+	c := *o
+	c.PrefixArgs, c.Args, c.Env = slices.Clone(o.PrefixArgs), slices.Clone(o.Args), slices.Clone(o.Env)
+	c.PluginDirs, c.Handlers = slices.Clone(o.PluginDirs), maps.Clone(o.Handlers)
+	c.UseLoggedInUser = clonePointer(o.UseLoggedInUser)
+	if c.Telemetry = clonePointer(o.Telemetry); c.Telemetry != nil {
+		c.Telemetry.CaptureContent = clonePointer(o.Telemetry.CaptureContent)
+	}
+	c.SessionFS = clonePointer(o.SessionFS)
+	return c
+}
+
+// checked returns a copy with defaults filled in, or what is wrong with the options.
+func (o *Options) checked() (Options, error) {
+	c := o.clone()
+	for _, n := range []struct {
+		name  string
+		value int64
+	}{{"StopGrace", int64(c.StopGrace)}, {"MaxFrameBytes", int64(c.MaxFrameBytes)}, {"MaxHandlers", int64(c.MaxHandlers)}} {
+		if n.value < 0 {
+			return c, fmt.Errorf("%w: %s is negative", ErrInvalidConfig, n.name)
+		}
+	}
+	if c.Mode != ModeCLI && c.Mode != ModeEmpty {
+		return c, fmt.Errorf("%w: unknown Mode %d", ErrInvalidConfig, c.Mode)
+	}
+	for _, dir := range c.PluginDirs {
+		if !filepath.IsAbs(dir) {
+			return c, fmt.Errorf("%w: PluginDirs: %q is not absolute", ErrInvalidConfig, dir)
+		}
+	}
+	if c.StopGrace == 0 {
+		c.StopGrace = 5 * time.Second
+	}
+	if c.MaxFrameBytes == 0 {
+		c.MaxFrameBytes = defaultMaxFrame
+	}
+	if c.MaxHandlers == 0 {
+		c.MaxHandlers = 256
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(discardHandler{})
+	}
+	return c, nil
+}
+
+// discardHandler is slog.DiscardHandler, which is younger than go.mod's Go.
+type discardHandler struct{}
+
+func (discardHandler) Enabled(context.Context, slog.Level) bool  { return false }
+func (discardHandler) Handle(context.Context, slog.Record) error { return nil }
+func (d discardHandler) WithAttrs([]slog.Attr) slog.Handler      { return d }
+func (d discardHandler) WithGroup(string) slog.Handler           { return d }
+
+// ServerInfo is what the server said of itself in the handshake.
+type ServerInfo struct {
+	ProtocolVersion int
+	Version         string // of the CLI; "" from servers too old to say
+}
+
+// StartupTimings says where the time of a start went. Phases that did not occur are zero.
+type StartupTimings struct {
+	Total     time.Duration
+	Spawn     time.Duration // finding and launching the process
+	PortWait  time.Duration // until a TCP server announced its port
+	Connect   time.Duration // the TCP connection
+	Handshake time.Duration // from the first request to the last setup answer
+}
+
+// Client is a connection to one Copilot CLI server, and the owner of the process behind it when [Start] launched one. All its
+// methods may be called from any goroutine, handlers and loops over events included. A client that is no longer needed
+// must be stopped with [Client.Stop] or one of the forced stops.
+type Client struct {
+	opts    Options
+	conn    *conn
+	proc    *process // nil unless Start launched one
+	peer    string   // which CLI, for error texts
+	log     *slog.Logger
+	server  ServerInfo
+	timings StartupTimings
+
+	ctx       context.Context // ends with the client; parent of handlers' contexts that belong to no session
+	cancel    context.CancelCauseFunc
+	lifecycle *ring[LifecycleEvent]
+	types     eventTypes // the reader's
+	agentWork limiter // handler calls that the agent waits for
+	hostWork  limiter // handler calls that the server needs before it can go on
+	done      chan struct{}
+	stopping  atomic.Bool // Stop or a forced stop has begun: ends are clean from here on
+
+	mu       sync.Mutex
+	routes   map[string]route    // by session id
+	releases map[string]*release // in flight, by session id
+	stop     *stopRun
+}
+
+// Start launches a CLI and connects to it. ctx bounds the start only. An error leaves no process behind. It is typed:
+// ErrInvalidConfig, ErrCLINotFound, [*ExitError] when the CLI ended first, [*ProtocolError], [*RPCError], [*FrameError], or ctx's.
+func Start(ctx context.Context, opts *Options) (*Client, error) {
+	begun := time.Now()
+	o, err := opts.checked()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case o.Transport == Stdio && o.ConnectionToken != "":
+		return nil, fmt.Errorf("%w: ConnectionToken is for TCP", ErrInvalidConfig)
+	case o.Mode == ModeEmpty && o.BaseDir == "" && o.SessionFS == nil:
+		return nil, fmt.Errorf("%w: ModeEmpty needs BaseDir or SessionFS", ErrInvalidConfig)
+	}
+	if o.Transport == TCP && o.ConnectionToken == "" {
+		o.ConnectionToken = newUUID()
+	}
+	cmd, err := newCommand(&o)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, contextError(ctx)
+	}
+	proc, err := cmd.start()
+	if err != nil {
+		return nil, err
+	}
+	var timings StartupTimings
+	timings.Spawn = time.Since(begun)
+	var rwc io.ReadWriteCloser = &stdioPipes{proc.stdout, proc.stdin}
+	if o.Transport == TCP {
+		if rwc, err = dialProcess(ctx, proc, &timings); err != nil {
+			return nil, abandon(proc, fmt.Errorf("copilot: start %s: %w", cmd, err))
+		}
+	}
+	c := newClient(o, rwc, proc, cmd.String())
+	c.timings = timings
+	if err := c.handshake(ctx); err != nil {
+		c.ForceStop()
+		return nil, abandon(proc, err)
+	}
+	c.timings.Total = time.Since(begun)
+	return c, nil
+}
+
+// abandon ends the process of a start that did not succeed, and returns the reason for that.
+func abandon(proc *process, err error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if _, killErr := proc.forceStop().Wait(ctx); killErr != nil {
+		return errors.Join(err, killErr)
+	}
+	return err
+}
+
+// dialProcess connects to a CLI that was started in TCP mode.
+func dialProcess(ctx context.Context, proc *process, timings *StartupTimings) (io.ReadWriteCloser, error) {
+	begun := time.Now()
+	port, err := proc.listenPort(ctx)
+	if err != nil {
+		return nil, err
+	}
+	timings.PortWait = time.Since(begun)
+	begun = time.Now()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	timings.Connect = time.Since(begun)
+	if err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("connect: %w", contextError(ctx))
+	}
+	return conn, err
+}
+
+// stdioPipes is the parent's end of a child's stdin and stdout.
+type stdioPipes struct {
+	io.ReadCloser
+	io.WriteCloser
+}
+
+func (p *stdioPipes) Close() error { return errors.Join(p.WriteCloser.Close(), p.ReadCloser.Close()) }
+
+// Dial connects to a CLI server that listens on TCP: "host:port", "http://host:port" or a port of this machine. Such a server is left,
+// never shut down. ctx bounds the connection and the handshake only.
+func Dial(ctx context.Context, addr string, opts *Options) (*Client, error) {
+	begun := time.Now()
+	o, err := opts.checkedExternal()
+	if err != nil {
+		return nil, err
+	}
+	if addr, err = parseAddr(addr); err != nil {
+		return nil, err
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = contextError(ctx)
+		}
+		return nil, fmt.Errorf("copilot: connect to %s: %w", addr, err)
+	}
+	connected := time.Since(begun)
+	c, err := attach(ctx, o, conn, addr, begun)
+	if err == nil {
+		c.timings.Connect = connected
+	}
+	return c, err
+}
+
+// NewClient connects over a byte stream: a tunnel, a pipe, a test. The client owns conn from here on and closes it, also when NewClient
+// fails. Reads and writes must return once it is closed. ctx bounds the handshake only.
+func NewClient(ctx context.Context, conn io.ReadWriteCloser, opts *Options) (*Client, error) {
+	o, err := opts.checkedExternal()
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return attach(ctx, o, conn, "the peer", time.Now())
+}
+
+func (o *Options) checkedExternal() (Options, error) {
+	c, err := o.checked()
+	if err == nil && (c.GitHubToken != "" || c.UseLoggedInUser != nil) {
+		err = fmt.Errorf("%w: GitHubToken and UseLoggedInUser are for a CLI that Start launches", ErrInvalidConfig)
+	}
+	return c, err
+}
+
+func attach(ctx context.Context, o Options, rwc io.ReadWriteCloser, peer string, begun time.Time) (*Client, error) {
+	c := newClient(o, rwc, nil, peer)
+	if err := c.handshake(ctx); err != nil {
+		c.ForceStop()
+		return nil, err
+	}
+	c.timings.Total = time.Since(begun)
+	return c, nil
+}
+
+func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *Client {
+	c := &Client{
+		opts: o, proc: proc, peer: peer, log: o.Logger,
+		lifecycle: newRing[LifecycleEvent](lifecycleBuffer),
+		types:     make(eventTypes),
+		done:      make(chan struct{}),
+		routes:    make(map[string]route),
+		releases:  make(map[string]*release),
+	}
+	c.agentWork.max, c.hostWork.max = o.MaxHandlers, o.MaxHandlers
+	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	c.conn = newConn(rwc, o.MaxFrameBytes, o.Logger)
+	c.conn.handle, c.conn.explain, c.conn.ended = c.dispatch, c.explain, c.connectionEnded
+	c.conn.start()
+	go c.supervise() // owned by the client; ends when connection and process have
+	return c
+}
+
+// handshake agrees on the protocol version and sets up what the options ask for.
+func (c *Client) handshake(ctx context.Context) error {
+	begun := time.Now()
+	defer func() { c.timings.Handshake = time.Since(begun) }()
+	params := struct {
+		Token     string `json:"token,omitempty"`
+		Telemetry bool   `json:"enableGitHubTelemetryForwarding,omitempty"`
+	}{c.opts.ConnectionToken, c.opts.OnGitHubTelemetry != nil}
+	raw, err := c.call(ctx, "connect", params, nil)
+	if errors.Is(err, ErrNotSupported) { // servers from before connect
+		raw, err = c.call(ctx, "ping", nil, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("copilot: handshake with %s: %w", c.peer, err)
+	}
+	c.server.Version = unquote(member(raw, "version"))
+	version, err := strconv.Atoi(string(member(raw, "protocolVersion")))
+	if err != nil || version < MinProtocolVersion || version > MaxProtocolVersion {
+		cli := c.peer
+		if c.server.Version != "" {
+			cli += ", version " + c.server.Version
+		}
+		return &ProtocolError{Server: version, Min: MinProtocolVersion, Max: MaxProtocolVersion, CLI: cli}
+	}
+	c.server.ProtocolVersion = version
+	if err := c.setUp(ctx); err != nil {
+		return fmt.Errorf("copilot: handshake with %s: %w", c.peer, err)
+	}
+	return nil
+}
+
+// setUp sends the requests that must come before the first session.
+func (c *Client) setUp(ctx context.Context) error {
+	if len(c.opts.PluginDirs) > 0 {
+		params := map[string]any{"paths": c.opts.PluginDirs}
+		if _, err := c.call(ctx, "plugins.builtin.set", params, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// call is conn.call for a client that has not been stopped. Errors of the server lose what their text must not show.
+func (c *Client) call(ctx context.Context, method string, params any, then func(json.RawMessage, error)) (json.RawMessage, error) {
+	if c.stopping.Load() {
+		return nil, ErrClosed
+	}
+	return c.callAlways(ctx, method, params, then)
+}
+
+// callAlways is call for the requests of the stop itself.
+func (c *Client) callAlways(ctx context.Context, method string, params any, then func(json.RawMessage, error)) (json.RawMessage, error) {
+	return c.do(ctx, &call{method: method, then: then}, params)
+}
+
+func (c *Client) do(ctx context.Context, cl *call, params any) (json.RawMessage, error) {
+	raw, err := c.conn.call(ctx, cl, params)
+	if rpc, ok := err.(*RPCError); ok {
+		rpc.text = c.mask(rpc.Message, params)
+	}
+	return raw, err
+}
+
+// mask hides this client's secrets and session ids in a text of the server's: those of open sessions and the one that params name.
+func (c *Client) mask(text string, params any) string {
+	hide := []string{c.opts.GitHubToken, c.opts.ConnectionToken}
+	if raw, err := marshal(params); err == nil {
+		hide = append(hide, unquote(member(raw, "sessionId")))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, r := range c.routes {
+		hide = append(hide, id)
+		if r.session != nil {
+			hide = append(hide, r.session.secrets...)
+		}
+	}
+	return mask(text, hide)
+}
+
+// Call makes any request of the server's protocol. params must marshal to JSON, nil sends {}; the result is unmarshalled into
+// result unless that is nil. It waits as long as ctx lasts; an answer that comes later is dropped. Errors are [*RPCError], ctx's,
+// ErrClosed, or the reason why the connection ended.
+func (c *Client) Call(ctx context.Context, method string, params, result any) error {
+	raw, err := c.call(ctx, method, params, nil)
+	if err != nil {
+		return err
+	}
+	return decodeResult(method, raw, result)
+}
+
+// decodeResult unmarshals a result. An absent or null result leaves the target as it is.
+func decodeResult(method string, raw json.RawMessage, result any) error {
+	if result == nil || len(raw) == 0 || string(raw) == "null" {
+		return nil
+	}
+	if err := json.Unmarshal(raw, result); err != nil {
+		return fmt.Errorf("copilot: result of %s: %w", method, err)
+	}
+	return nil
+}
+
+// PID returns the process id of the CLI that this client launched, 0 when it launched none.
+func (c *Client) PID() int {
+	if c.proc == nil {
+		return 0
+	}
+	return c.proc.pid()
+}
+
+// Server returns what the server said of itself.
+func (c *Client) Server() ServerInfo { return c.server }
+
+// Timings returns where the time of the start went.
+func (c *Client) Timings() StartupTimings { return c.timings }
+
+// Done returns a channel that is closed when the connection has ended and the process, if this client launched one, is reaped.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err returns nil before Done; then why the client ended: ErrClosed after a stop, else the first cause.
+func (c *Client) Err() error {
+	select {
+	case <-c.done:
+		return c.conn.failure()
+	default:
+		return nil
+	}
+}
+
+// explain turns the bare end of a stream into the reason behind it. It may wait up to a second for the process's exit status.
+func (c *Client) explain(err error) error {
+	if c.stopping.Load() {
+		return ErrClosed
+	}
+	if frame, ok := err.(*FrameError); ok {
+		frame.Quote = c.mask(frame.Quote, nil)
+		return err
+	}
+	if c.proc != nil {
+		timer := time.NewTimer(settle)
+		defer timer.Stop()
+		select {
+		case <-c.proc.exited():
+			return c.proc.exitError()
+		case <-timer.C:
+		}
+	}
+	return fmt.Errorf("copilot: connection lost: %w", err)
+}
+
+// connectionEnded ends everything that hangs on the connection, with its cause.
+func (c *Client) connectionEnded(cause error) {
+	c.mu.Lock()
+	routes := c.routes
+	c.routes = make(map[string]route)
+	c.mu.Unlock()
+	for _, r := range routes {
+		r.end(cause)
+	}
+	c.lifecycle.end(sequenceEnd(cause))
+	c.cancel(cause)
+}
+
+// sequenceEnd is the last error of sequences for an end with this cause: none when it was closed on this side.
+func sequenceEnd(cause error) error {
+	if cause == ErrClosed {
+		return nil
+	}
+	return cause
+}
+
+// supervise waits for the end of the connection, makes the process follow it, and tells Done.
+func (c *Client) supervise() {
+	<-c.conn.done
+	if c.proc == nil || c.opts.Transport == TCP {
+		c.conn.rwc.Close()
+	}
+	if c.proc != nil {
+		if !c.stopping.Load() {
+			if err := c.proc.end(context.Background(), c.opts.StopGrace, false); err != nil {
+				c.log.Error("copilot: the CLI outlives its connection", "error", err)
+			}
+		}
+		<-c.proc.exited()
+		<-c.conn.readDone // soon after the exit, see process.go
+		c.conn.rwc.Close()
+	}
+	close(c.done)
+}
+
+// stopRun is the one graceful stop of a client. It goes on when its callers have gone.
+type stopRun struct {
+	ctx   context.Context // ends when a caller's has: straight to the kill then
+	hurry context.CancelFunc
+	done  chan struct{}
+	err   error // valid after done
+}
+
+// Stop ends the client in good order: it refuses new calls, releases all sessions and watches at once (what is stored stays and can
+// be resumed), asks a launched CLI to shut down, closes its stdin and waits, then terminates and at last kills it with its
+// descendants. Options.StopGrace bounds each of these steps. When ctx ends, Stop goes straight to the kill and waits at most a second
+// more. An external server is left, not shut down.
+//
+// It returns nil only when everything is confirmed: each session released and the process reaped. Otherwise the error matches
+// ErrNotConfirmed and holds a [*SessionError] for each session in doubt. Calls may be concurrent and repeated and have one outcome.
+// Handlers' contexts end; Stop never waits for handlers, and may be called from one.
+func (c *Client) Stop(ctx context.Context) error {
+	c.mu.Lock()
+	run := c.stop
+	if run == nil {
+		run = &stopRun{done: make(chan struct{})}
+		run.ctx, run.hurry = context.WithCancel(context.Background())
+		c.stop = run
+		c.stopping.Store(true)
+		go c.runStop(run) // owned by the client; each of its steps is bounded
+	}
+	c.mu.Unlock()
+	select {
+	case <-run.done:
+	case <-ctx.Done():
+		run.hurry()
+		<-run.done // within a second
+	}
+	return run.err
+}
+
+func (c *Client) runStop(run *stopRun) {
+	defer close(run.done)
+	defer run.hurry()
+	var errs []error
+	asked := false // to shut down
+	if c.conn.failure() == nil {
+		phase, cancel := context.WithTimeout(run.ctx, c.opts.StopGrace)
+		errs = c.releaseAll(phase)
+		cancel()
+		if c.proc != nil {
+			phase, cancel := context.WithTimeout(run.ctx, c.opts.StopGrace)
+			_, err := c.callAlways(phase, "runtime.shutdown", nil, nil)
+			var refused *RPCError
+			asked = !errors.As(err, &refused) && phase.Err() == nil
+			cancel()
+		}
+	}
+	if c.proc != nil {
+		if err := c.proc.end(run.ctx, c.opts.StopGrace, asked); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	c.conn.fail(ErrClosed)
+	timer := time.NewTimer(settle)
+	defer timer.Stop()
+	for _, end := range []struct {
+		what string
+		done <-chan struct{}
+	}{{"reader", c.conn.readDone}, {"writer", c.conn.writeDone}} {
+		select {
+		case <-end.done:
+			continue
+		default:
+		}
+		select {
+		case <-end.done:
+		case <-timer.C:
+			timer.Reset(0)
+			errs = append(errs, fmt.Errorf("%w: the connection's %s did not return", ErrNotConfirmed, end.what))
+		}
+	}
+	run.err = errors.Join(errs...)
+}
+
+// releaseAll releases every session and watch at once and returns an error for each that was not confirmed.
+func (c *Client) releaseAll(ctx context.Context) (errs []error) {
+	c.mu.Lock()
+	routes := make([]route, 0, len(c.routes))
+	for _, r := range c.routes {
+		routes = append(routes, r)
+	}
+	c.mu.Unlock()
+	var releases []*release
+	for _, r := range routes {
+		if rel := r.release(); rel != nil {
+			releases = append(releases, rel)
+		}
+	}
+	c.mu.Lock()
+	for _, rel := range c.releases { // those that were in flight before
+		if !slices.Contains(releases, rel) {
+			releases = append(releases, rel)
+		}
+	}
+	c.mu.Unlock()
+	for _, rel := range releases {
+		if err := rel.wait(ctx); err != nil {
+			errs = append(errs, &SessionError{SessionID: rel.id, Err: fmt.Errorf("%w: session: %w", ErrNotConfirmed, err)})
+		}
+	}
+	for _, r := range routes {
+		r.end(ErrClosed)
+	}
+	return errs
+}
+
+// ForceStop kills a launched CLI and its descendants now, closes the connection and returns without waiting for either. Sessions end as
+// by [Client.Stop], but the server is not told.
+func (c *Client) ForceStop() { c.StartForceStop() }
+
+// StartForceStop is [Client.ForceStop] with a handle to the outcome. The kill has been delivered when it returns.
+func (c *Client) StartForceStop() *ForcedShutdown {
+	c.stopping.Store(true)
+	c.mu.Lock()
+	if c.stop != nil {
+		c.stop.hurry()
+	}
+	c.mu.Unlock()
+	f := noShutdown()
+	if c.proc != nil {
+		f = c.proc.forceStop()
+	}
+	c.conn.fail(ErrClosed)
+	return f
+}
+
+// ForceStopAndWait is [Client.StartForceStop] and a wait for its outcome: how the process ended, nil when there never was one. ctx bounds
+// the wait only.
+func (c *Client) ForceStopAndWait(ctx context.Context) (*os.ProcessState, error) {
+	return c.StartForceStop().Wait(ctx)
+}
+
+// Session is one conversation on the server that this client takes part in. All its methods may be called from any goroutine,
+// handlers and loops over its events included.
+//
+// It ends once: by [Session.Disconnect] or a stop of the client, when the server has deleted or forgotten it, or with the connection.
+// Sequences then yield what was published before and end, with the cause as last pair unless it was closed on this side; everything
+// that waits, and every later call, returns the cause.
+type Session struct {
+	client  *Client
+	kind    startKind
+	ring    *ring[Event]
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	tasks   tasks
+	secrets []string // values of the configuration that no text may show
+	custom  map[string]HandlerFunc
+
+	onMCPAuth func(ctx context.Context, r MCPAuthRequest) (*MCPAuthToken, error)
+
+	// Guarded by client.mu. id is "" until the server has chosen it, and does not change after the start.
+	id        string
+	phase     phase
+	start     *start
+	live      bool     // events are for this session: its request is on its way or was answered
+	releasing *release // not nil from phase leaving on
+	stray     string   // the other id that the server answered with
+
+	mu            sync.Mutex // never held over I/O or host code
+	workspacePath string
+	remoteURL     string
+	capabilities  Capabilities
+	canvases      []OpenCanvas
+	turns         turns
+}
+
+func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Session {
+	size := cfg.EventBuffer
+	if size == 0 {
+		size = defaultEventBuffer
+	}
+	s := &Session{
+		client: c, id: id, kind: kind,
+		ring:    newRing[Event](size),
+		secrets: cfg.secrets(),
+		custom:  maps.Clone(cfg.Handlers),
+
+		onMCPAuth: cfg.OnMCPAuth,
+	}
+	s.turns.busy = kind == startResume // the server may be in the middle of something
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	return s
+}
+
+// ID returns the session's id.
+func (s *Session) ID() string { return s.id }
+
+// Client returns the client that the session belongs to.
+func (s *Session) Client() *Client { return s.client }
+
+// WorkspacePath returns the directory in which the server keeps the session's state, "" when it has none.
+func (s *Session) WorkspacePath() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.workspacePath
+}
+
+// RemoteURL returns the web page of a remote session, "" for others.
+func (s *Session) RemoteURL() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.remoteURL
+}
+
+// Context returns a context that is done when the session has ended; context.Cause says why. Handlers' contexts derive from it.
+func (s *Session) Context() context.Context { return s.ctx }
+
+// failure is why the session ended, nil while it has not.
+func (s *Session) failure() error { return context.Cause(s.ctx) }
+
+// Subscribe returns a subscription that begins with the next event. It should be closed when it is no longer wanted.
+func (s *Session) Subscribe() *Subscription[Event] { return s.ring.subscribe() }
+
+// Events subscribes, now, and returns the sequence of the events that follow, see [Subscription.All]. The subscription ends with the loop
+// or with ctx. The sequence can be ranged once; it need not be ranged at all.
+func (s *Session) Events(ctx context.Context) iter.Seq2[Event, error] { return s.Subscribe().once(ctx) }
+
+// deliver publishes an event, on the reader. What the session itself knows is up to date before a subscriber can see the event.
+func (s *Session) deliver(e Event) {
+	s.mu.Lock()
+	switch e.Type {
+	case EventCapabilitiesChanged:
+		var change Capabilities
+		if e.Decode(&change) == nil {
+			s.capabilities.merge(change)
+		}
+	case EventSessionCanvasOpened:
+		var canvas OpenCanvas
+		if e.Decode(&canvas) == nil {
+			s.putCanvasLocked(canvas)
+		}
+	case EventSessionCanvasClosed:
+		s.dropCanvasLocked(unquote(member(e.Data, "instanceId")))
+	}
+	s.turns.event(&e, s.ring.publish(e))
+	s.mu.Unlock()
+	s.react(&e)
+}
+
+// end ends the session, once: route, sequences, turn, handlers.
+func (s *Session) end(cause error) {
+	c := s.client
+	c.mu.Lock()
+	if c.routes[s.id].session == s {
+		delete(c.routes, s.id)
+	}
+	c.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failure() != nil {
+		return
+	}
+	s.ring.end(sequenceEnd(cause))
+	s.turns.over(cause, s.ring.position())
+	s.cancel(cause)
+}
+
+// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight. It returns nil for a session that is not
+// open. Requests of the server are served until it has answered.
+func (s *Session) leave() *release {
+	c := s.client
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.phase == open && c.routes[s.id].session == s {
+		s.phase = leaving
+		s.releasing = c.releaseLocked(s.id, "session.destroy")
+		s.tasks.cancelAll(errStopRequested)
+	}
+	return s.releasing
+}
+
+// Disconnect leaves the session: the server keeps what is stored, and the session can be resumed. It returns nil when the server has let go,
+// also where it had before. The session ends with ErrClosed in any case; when ctx ends first, the release goes on in the background,
+// and a start under the same id waits for it. Handlers' contexts end; Disconnect never waits for handlers and may be called from one.
+func (s *Session) Disconnect(ctx context.Context) error {
+	r := s.leave()
+	if r == nil {
+		if err := s.failure(); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrSessionNotFound) {
+			return &SessionError{SessionID: s.id, Err: err}
+		}
+		return nil
+	}
+	err := r.wait(ctx)
+	s.end(ErrClosed)
+	if err != nil {
+		return &SessionError{SessionID: s.id, Err: err}
+	}
+	return nil
+}
+
+// call makes a request that belongs to the session.
+func (s *Session) call(ctx context.Context, method string, params any, then func(json.RawMessage, error)) (json.RawMessage, error) {
+	err := s.failure()
+	if err == nil {
+		s.client.mu.Lock()
+		if s.phase == leaving {
+			err = ErrClosed
+		}
+		s.client.mu.Unlock()
+	}
+	if err != nil {
+		return nil, s.errorFor(err)
+	}
+	own, err := withSession(s.id, params)
+	if err != nil {
+		return nil, err
+	}
+	if s.client.stopping.Load() {
+		return nil, s.errorFor(ErrClosed)
+	}
+	raw, err := s.client.do(ctx, &call{method: method, then: then, until: s.ctx.Done()}, own)
+	if errors.Is(err, ErrSessionNotFound) {
+		s.end(s.errorFor(err))
+	}
+	if cause := s.failure(); err != nil && cause != nil && ctx.Err() == nil {
+		err = cause
+	}
+	if err != nil {
+		return nil, s.errorFor(err)
+	}
+	return raw, nil
+}
+
+func (s *Session) errorFor(err error) error {
+	if _, ok := err.(*SessionError); ok {
+		return err
+	}
+	return &SessionError{SessionID: s.id, Err: err}
+}
+
+// Call makes any request of the server's session protocol; it adds the session's id to params, which must marshal to a JSON object or be nil.
+// See [Client.Call]. Errors are a [*SessionError] around the cause. An answer that the session does not exist ends it.
+func (s *Session) Call(ctx context.Context, method string, params, result any) error {
+	raw, err := s.call(ctx, method, params, nil)
+	if err != nil {
+		return err
+	}
+	return decodeResult(method, raw, result)
+}
+
+// Send gives the agent a message and returns its id as soon as the server has it; the turn's events follow. While a turn runs, Message.Mode
+// decides whether the message waits or steers it.
+func (s *Session) Send(ctx context.Context, m Message) (messageID string, err error) {
+	s.mu.Lock()
+	was := s.turns.busy
+	s.turns.busy = true // an idle that comes from here on may be this message's
+	s.mu.Unlock()
+	raw, err := s.send(ctx, m, nil)
+	if err != nil {
+		s.mu.Lock()
+		s.turns.busy = was && s.turns.busy
+		s.mu.Unlock()
+		return "", err
+	}
+	return unquote(member(raw, "messageId")), nil
+}
+
+func (s *Session) send(ctx context.Context, m Message, then func(json.RawMessage, error)) (json.RawMessage, error) {
+	params, err := m.encode(s.id)
+	if err != nil {
+		if then != nil {
+			then(nil, err)
+		}
+		return nil, err
+	}
+	if get := s.client.opts.TraceContext; get != nil && m.Traceparent == "" && m.Tracestate == "" {
+		params = withTrace(params, get, ctx)
+	}
+	return s.call(ctx, "session.send", params, then)
+}
+
+// History returns the persisted events of the session, oldest first. Entries that are no events are left out.
+func (s *Session) History(ctx context.Context) ([]Event, error) {
+	var result struct {
+		Events []json.RawMessage `json:"events"`
+	}
+	if err := s.Call(ctx, "session.getMessages", nil, &result); err != nil {
+		return nil, err
+	}
+	events := make([]Event, 0, len(result.Events))
+	for _, raw := range result.Events {
+		var e Event
+		if err := e.UnmarshalJSON(raw); err != nil {
+			s.client.log.Warn("copilot: left an entry out of a history", "error", err)
+			continue
+		}
+		events = append(events, e)
+	}
+	return events, nil
+}
+
+// Abort ends the running turn, if there is one, and empties the queue. Contexts of handlers that the turn waits for end with ErrAborted.
+func (s *Session) Abort(ctx context.Context) error {
+	var result struct {
+		Success *bool  `json:"success"`
+		Error   string `json:"error"`
+	}
+	if err := s.Call(ctx, "session.abort", nil, &result); err != nil {
+		return err
+	}
+	if result.Success != nil && !*result.Success && result.Error != "" {
+		return s.errorFor(fmt.Errorf("copilot: session.abort: %s", result.Error))
+	}
+	return nil
+}
+
+// SendAndWait sends a message and waits for the end of its turn. It returns the main agent's last message, nil when there was none. Errors:
+// [*AgentError] when the turn failed; ErrAborted, with the last message; ErrTurnActive when another SendAndWait or Ask of this session is in
+// progress; [*TurnError] around ctx's error; or the end of the session. There is no limit of time but ctx's. A turn whose wait ends early goes on;
+// [Session.Abort] ends it.
+func (s *Session) SendAndWait(ctx context.Context, m Message) (*AssistantMessage, error) {
+	t, err := s.begin(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	defer s.abandon(t)
+	select {
+	case <-t.done:
+	case <-ctx.Done():
+		return nil, t.expired(ctx)
+	}
+	if t.last == nil {
+		return nil, t.err
+	}
+	switch p := t.last.Payload().(type) {
+	case *AssistantMessage:
+		return p, t.err
+	case *RawPayload:
+		return nil, errors.Join(t.err, p.Err)
+	}
+	return nil, t.err
+}
+
+// Ask sends a message when it is ranged, and yields the events of its turn until that ends. Pairs are as in [Subscription.All]; the last one has the error
+// where [Session.SendAndWait] would return one. Leaving the loop early, or cancelling ctx, does not abort the turn. The turn's end does
+// not depend on a consumer that keeps pace.
+func (s *Session) Ask(ctx context.Context, m Message) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		sub := s.ring.subscribe()
+		defer sub.Close()
+		t, err := s.begin(ctx, m)
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		defer s.abandon(t)
+		select { // until it is known where the turn begins
+		case <-t.settled:
+		case <-ctx.Done():
+			yield(Event{}, t.expired(ctx))
+			return
+		}
+		begin, _ := t.bounds()
+		sub.seek(begin)
+		for {
+			e, err := sub.readUntil(ctx, t.done)
+			_, end := t.bounds()
+			switch lag, lagged := err.(*LagError); {
+			case lagged && sub.pos > end: // the gap reaches beyond the turn
+				if lag.Skipped -= sub.pos - end; lag.Skipped > 0 && !yield(Event{}, lag) {
+					return
+				}
+			case lagged:
+				if !yield(Event{}, err) {
+					return
+				}
+				continue
+			case ctx.Err() != nil:
+				yield(Event{}, t.expired(ctx))
+				return
+			case err == nil && sub.pos <= end:
+				if !yield(e, nil) {
+					return
+				}
+				continue
+			}
+			<-t.done // closed: there is no other way here
+			if t.err != nil {
+				yield(Event{}, t.err)
+			}
+			return
+		}
+	}
+}
+
+// turns is what a session knows of its turns. It is guarded by Session.mu.
+//
+// The server marks the end of everything with session.idle, not the end of one message's turn; this tells which idle belongs to whom.
+type turns struct {
+	busy   bool  // something was begun, by whomever, and no idle has come since
+	owed   bool  // a turn ended early, by an error or abort; its idle is still to come
+	active *turn // the one that is waited for
+
+	logging int             // Log calls with level error in flight: an error event may be theirs
+	logged  map[string]bool // ids of error events that Log has caused and that have not come yet
+}
+
+// turn is one message and what the server makes of it, until it ends.
+type turn struct {
+	session *Session
+	settled chan struct{} // closed when begin is final
+	done    chan struct{} // closed when the turn is over; err, last and end are final then
+	err     error
+	last    *Event // the main agent's last assistant.message
+
+	// Guarded by Session.mu.
+	id       string
+	answered bool
+	started  bool       // its user.message was seen: what came before it belongs to others
+	earlier  bool       // an earlier run may own the next idle
+	early    []numbered // what came before the answer and may be the turn's
+	held     []numbered // errors that may be our own Log's
+	begin    uint64     // number of its first event
+	end      uint64     // number after its last event
+	backstop *time.Timer
+
+	events int
+	seen   EventType
+	seenAt time.Time
+	tools  map[string]string // running, by call id
+	asks   map[string]bool   // open permission requests
+}
+
+type numbered struct {
+	event Event
+	n     uint64
+}
+
+const maxEarly = 4096 // events kept while a send is unanswered
+
+// begin takes the session's turn slot and sends the message.
+func (s *Session) begin(ctx context.Context, m Message) (*turn, error) {
+	t := &turn{session: s, settled: make(chan struct{}), done: make(chan struct{}), end: ^uint64(0)}
+	s.mu.Lock()
+	if s.turns.active != nil {
+		s.mu.Unlock()
+		return nil, s.errorFor(ErrTurnActive)
+	}
+	was := s.turns.busy
+	t.earlier = was
+	s.turns.active, s.turns.busy = t, true
+	s.mu.Unlock()
+	if _, err := s.send(ctx, m, t.answer); err != nil {
+		s.mu.Lock()
+		if !t.answered {
+			s.turns.busy = was && s.turns.busy
+		}
+		over := t.isOver()
+		s.mu.Unlock()
+		s.abandon(t)
+		if over && t.err != nil { // the session's end tells more than the call's
+			return nil, s.errorFor(t.err)
+		}
+		return nil, err
+	}
+	return t, nil
+}
+
+// abandon gives the turn slot up, if t still has it. The turn itself goes on.
+func (s *Session) abandon(t *turn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.turns.active == t {
+		s.turns.active = nil
+	}
+	t.disarm()
+}
+
+// answer runs on the reader when the server has answered the send: everything before it on the wire has been seen.
+func (t *turn) answer(raw json.RawMessage, err error) {
+	if err != nil {
+		return
+	}
+	s := t.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.id, t.answered = unquote(member(raw, "messageId")), true
+	t.begin = s.ring.position()
+	early := t.early
+	t.early = nil
+	for i, e := range early {
+		if e.event.Type == EventUserMessage && unquote(member(e.event.Data, "messageId")) == t.id {
+			for _, e := range early[i:] {
+				t.step(&e.event, e.n)
+			}
+			break
+		}
+		if e.event.Type == EventSessionError && t.id != "" && unquote(member(e.event.Data, "originatingMessageId")) == t.id {
+			t.step(&e.event, e.n)
+		}
+	}
+	if !t.earlier {
+		t.settle()
+	}
+}
+
+func (t *turn) settle() {
+	if !isClosed(t.settled) {
+		close(t.settled)
+	}
+}
+
+func (t *turn) isOver() bool { return isClosed(t.done) }
+
+func (t *turn) bounds() (begin, end uint64) {
+	t.session.mu.Lock()
+	defer t.session.mu.Unlock()
+	return t.begin, t.end
+}
+
+// event follows the main agent's events for the session and its turn. n is the event's number.
+func (ts *turns) event(e *Event, n uint64) {
+	t := ts.active
+	if t != nil {
+		t.events++
+		t.seen, t.seenAt = e.Type, time.Now()
+	}
+	if e.AgentID != "" {
+		return
+	}
+	if t != nil {
+		if t.answered {
+			t.step(e, n)
+		} else {
+			t.before(e, n)
+		}
+	}
+	switch e.Type {
+	case EventUserMessage, EventAssistantTurnStart:
+		ts.busy = true
+	case EventSessionIdle:
+		ts.busy, ts.owed = false, false
+	case EventSessionError:
+		delete(ts.logged, e.ID)
+	}
+}
+
+// before keeps what may turn out to be the turn's when the send is answered.
+func (t *turn) before(e *Event, n uint64) {
+	switch e.Type {
+	case EventSessionIdle:
+		t.earlier = false // whatever ran before is over
+		fallthrough
+	case EventUserMessage, EventAssistantMessage, EventSessionError, EventAbort, EventSessionShutdown,
+		EventToolExecutionStart, EventToolExecutionComplete, EventPermissionRequested, EventPermissionCompleted:
+		if len(t.early) < maxEarly {
+			t.early = append(t.early, numbered{*e, n})
+		}
+	}
+}
+
+// step takes one event that came after the send was answered, or after the turn's own user.message.
+func (t *turn) step(e *Event, n uint64) {
+	if t.isOver() {
+		return
+	}
+	ts := &t.session.turns
+	switch e.Type {
+	case EventUserMessage:
+		switch unquote(member(e.Data, "messageId")) {
+		case t.id:
+			t.started, t.earlier, ts.owed = true, false, false
+			t.begin, t.last, t.held = n, nil, nil
+			t.disarm()
+			t.settle()
+		default:
+			if !t.started {
+				t.earlier = true // somebody else's message runs before ours
+			}
+		}
+	case EventAssistantMessage:
+		copied := *e
+		t.last = &copied
+	case EventSessionError:
+		t.failed(e, n)
+	case EventAbort:
+		ts.owed = true
+		t.finish(t.session.errorFor(ErrAborted), n+1)
+	case EventSessionShutdown:
+		t.finish(t.session.errorFor(ErrClosed), n+1)
+	case EventSessionIdle:
+		switch {
+		case !t.started && (ts.owed || t.earlier):
+			t.earlier = false // that was the earlier run's
+			t.arm()
+		case string(member(e.Data, "aborted")) == "true":
+			t.finish(t.session.errorFor(ErrAborted), n+1)
+		default:
+			t.finish(nil, n+1)
+		}
+	case EventToolExecutionStart:
+		if t.tools == nil {
+			t.tools = make(map[string]string)
+		}
+		t.tools[unquote(member(e.Data, "toolCallId"))] = unquote(member(e.Data, "toolName"))
+	case EventToolExecutionComplete:
+		delete(t.tools, unquote(member(e.Data, "toolCallId")))
+	case EventPermissionRequested:
+		if t.asks == nil {
+			t.asks = make(map[string]bool)
+		}
+		t.asks[unquote(member(e.Data, "requestId"))] = true
+	case EventPermissionCompleted:
+		delete(t.asks, unquote(member(e.Data, "requestId")))
+	}
+}
+
+// failed ends the turn with a final error: not one that the runtime will retry with another model, not another message's, not our own Log's.
+func (t *turn) failed(e *Event, n uint64) {
+	ts := &t.session.turns
+	origin := unquote(member(e.Data, "originatingMessageId"))
+	switch {
+	case string(member(e.Data, "eligibleForAutoSwitch")) == "true":
+	case origin != "" && origin != t.id:
+	case ts.logged[e.ID]:
+	case origin == "" && ts.logging > 0:
+		t.held = append(t.held, numbered{*e, n})
+	default:
+		ts.owed = true // the server sends an idle after it
+		t.finish(t.session.errorFor(newAgentError(e)), n+1)
+	}
+}
+
+func newAgentError(e *Event) *AgentError {
+	status, _ := strconv.Atoi(string(member(e.Data, "statusCode")))
+	return &AgentError{
+		Type:       unquote(member(e.Data, "errorType")),
+		Message:    unquote(member(e.Data, "message")),
+		StatusCode: status,
+		Code:       unquote(member(e.Data, "errorCode")),
+		URL:        unquote(member(e.Data, "url")),
+	}
+}
+
+// finish ends the turn; end is the number after its last event.
+func (t *turn) finish(err error, end uint64) {
+	if t.isOver() {
+		return
+	}
+	t.err, t.end = err, end
+	t.disarm()
+	if ts := &t.session.turns; ts.active == t {
+		ts.active = nil
+	}
+	close(t.done)
+	t.settle()
+}
+
+// over ends the active turn with the session.
+func (ts *turns) over(cause error, end uint64) {
+	if t := ts.active; t != nil {
+		t.finish(t.session.errorFor(cause), end)
+	}
+}
+
+// arm asks, after a while without the turn's user.message, whether the server is still at work: an idle that an earlier run explains may have been
+// ours, if our message was dropped from the queue.
+func (t *turn) arm() {
+	t.disarm()
+	t.backstop = time.AfterFunc(settle, t.check) // owned by the turn; check ends within a second
+}
+
+func (t *turn) disarm() {
+	if t.backstop != nil {
+		t.backstop.Stop()
+		t.backstop = nil
+	}
+}
+
+func (t *turn) check() {
+	s := t.session
+	ctx, cancel := context.WithTimeout(s.ctx, settle)
+	defer cancel()
+	raw, err := s.call(ctx, "session.metadata.isProcessing", nil, nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case t.backstop == nil: // disarmed meanwhile
+	case err == nil && string(member(raw, "processing")) == "true":
+		t.arm()
+	default:
+		t.finish(nil, s.ring.position())
+	}
+}
+
+// expired is the error for a wait that ctx has ended.
+func (t *turn) expired(ctx context.Context) error {
+	s := t.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := &TurnError{LastEvent: t.seen, Events: t.events, OpenPermissions: len(t.asks), Err: contextError(ctx)}
+	if t.seen != "" {
+		e.LastEventAge = time.Since(t.seenAt)
+	}
+	for _, name := range t.tools {
+		e.OpenTools = append(e.OpenTools, name)
+	}
+	slices.Sort(e.OpenTools)
+	return s.errorFor(e)
+}

@@ -1,0 +1,3 @@
+module copilot
+
+go 1.23
