@@ -231,12 +231,12 @@ type Options struct {
 	PrefixArgs         []string      // arguments before the library's own
 	Args               []string      // arguments after them
 	Dir                string        // the child's working directory; "" means this process's
-	Env                []string      // the child's environment, as [os/exec.Cmd.Env]; nil means os.Environ. The library's own variables come on top
-	Stderr             io.Writer     // gets a copy of the child's stderr; a writer that blocks loses text, never delays the child. Errors carry a tail in any case
+	Env                []string      `json:",omitempty,secret"` // the child's environment, as [os/exec.Cmd.Env]; nil means os.Environ. The library's own variables come on top
+	Stderr             io.Writer     `json:"-"`                 // gets a copy of the child's stderr; a writer that blocks loses text, never delays the child. Errors carry a tail in any case
 	Transport          Transport     // how a launched CLI is spoken to
 	Port               int           // with TCP; 0 lets the CLI choose
-	ConnectionToken    string        // with TCP and Dial; with TCP, "" means a fresh random one
-	GitHubToken        string        // handed over in the child's environment, never in its arguments
+	ConnectionToken    string        `json:",omitempty,secret"` // with TCP and Dial; with TCP, "" means a fresh random one
+	GitHubToken        string        `json:",omitempty,secret"` // handed over in the child's environment, never in its arguments
 	UseLoggedInUser    *bool         // whether the CLI may use its stored login; nil means true unless GitHubToken is set
 	BaseDir            string        // the child's COPILOT_HOME; "" leaves the CLI's default
 	LogLevel           string        // of the CLI's own log files: none, error, warning, info, debug, all; "" leaves the default
@@ -247,16 +247,16 @@ type Options struct {
 	StopGrace          time.Duration // how long Stop waits in each of its phases; 0 means 5 s
 	MaxFrameBytes      int           // largest accepted incoming body; 0 means 256 MiB
 	MaxHandlers        int           // handler calls of each class that run at once, see [SessionConfig]; 0 means 256
-	Logger             *slog.Logger  // diagnostics; nil is silent
+	Logger             *slog.Logger  `json:"-"` // diagnostics; nil is silent
 
 	// TraceContext supplies the W3C trace context of outgoing calls; empty strings send none.
 	TraceContext func(ctx context.Context) (traceparent, tracestate string)
 	// ListModels replaces the server's model list, for hosts that bring their own.
 	ListModels func(ctx context.Context) ([]Model, error)
 	// ModelTransport serves the runtime's model traffic.
-	ModelTransport http.RoundTripper
+	ModelTransport http.RoundTripper `json:"-"`
 	// SessionFS makes this client serve the files of its sessions.
-	SessionFS *SessionFSConfig
+	SessionFS *SessionFSConfig `json:"-"`
 	// OnGitHubTelemetry gets the runtime's telemetry events, in order.
 	OnGitHubTelemetry func(GitHubTelemetry)
 	// PluginDirs are absolute directories of built-in plugins.
@@ -361,8 +361,8 @@ type Client struct {
 	cancel    context.CancelCauseFunc
 	lifecycle *ring[LifecycleEvent]
 	types     eventTypes // the reader's
-	agentWork limiter // handler calls that the agent waits for
-	hostWork  limiter // handler calls that the server needs before it can go on
+	agentWork limiter    // handler calls that the agent waits for
+	hostWork  limiter    // handler calls that the server needs before it can go on
 	done      chan struct{}
 	stopping  atomic.Bool // Stop or a forced stop has begun: ends are clean from here on
 

@@ -12,7 +12,7 @@ import (
 type family struct {
 	pid     int
 	signal  func(pid int, sig syscall.Signal) error // syscall.Kill; a field so that a test can refuse
-	members map[kin]bool                         // seen, and not known to be gone; Linux only
+	members map[kin]bool                            // seen, and not known to be gone; Linux only
 }
 
 func (f *family) adopt(child *os.Process) error {

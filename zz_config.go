@@ -27,7 +27,7 @@ import (
 // as an empty list. Unless a comment says otherwise a field serves create and resume alike, and has to be given again on
 // resume. Printing a SessionConfig, by package fmt, encoding/json or log/slog, shows no token, key, header or environment value.
 //
-// The JSON names are the protocol's; see client.md §5.1 for the wire.
+// The JSON names are the protocol's.
 type SessionConfig struct {
 	// SessionID is the id to create, 1 to 250 characters out of A-Z, a-z, 0-9, "_" and "-". Empty means a new UUID, or with
 	// Cloud one of the server's choice. On resume it is empty or equal to the id that is resumed. Never reuse an id for create.
@@ -1233,9 +1233,18 @@ func secretsOf(v any) []string {
 		if scheme, token, ok := strings.Cut(s, " "); ok && (strings.EqualFold(scheme, "bearer") || strings.EqualFold(scheme, "basic")) {
 			list = append(list, token) // servers quote it without the scheme
 		}
+		if name, value, ok := strings.Cut(s, "="); ok && namesSecret(name) {
+			list = append(list, value) // of Options.Env
+		}
 	}
 	slices.SortFunc(list, func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
 	return slices.DeleteFunc(slices.Compact(list), func(s string) bool { return len(s) < minSecret })
+}
+
+// namesSecret reports whether an environment variable of that name is likely to hold a secret.
+func namesSecret(name string) bool {
+	name = strings.ToLower(name)
+	return strings.Contains(name, "token") || strings.Contains(name, "key") || strings.Contains(name, "secret") || strings.Contains(name, "passw")
 }
 
 // minSecret is the length, in bytes, from which a secret is hidden in texts that come from elsewhere. Shorter ones ("1", "no")
@@ -1488,7 +1497,7 @@ func attachmentMembers(kind string) string {
 func (a Attachment) encode() (json.RawMessage, error) {
 	members := strings.Fields(attachmentMembers(string(a.Type)))
 	if len(members) == 0 {
-		return nil, fmt.Errorf("type %.64q is unknown", a.Type)
+		return nil, fmt.Errorf("type %.64q is unknown", string(a.Type))
 	}
 	if a.DisplayName == "" && slices.Contains(members, "displayName") {
 		a.DisplayName = displayName(cmp.Or(a.Path, a.FilePath))
@@ -1496,10 +1505,14 @@ func (a Attachment) encode() (json.RawMessage, error) {
 	switch {
 	case a.Type == "github_reference" && !slices.Contains([]string{"issue", "pr", "discussion"}, a.ReferenceType):
 		return nil, fmt.Errorf(`ReferenceType %.64q is none of "issue", "pr", "discussion"`, a.ReferenceType)
-	case a.Type == AttachmentBlob:
+	case a.Type == "github_file_diff" && (!isFileSide(a.Head) || !isFileSide(a.Base)):
+		return nil, errors.New("a side of a github_file_diff is a Ref and a Path")
+	case a.Type == "github_tree_comparison" && (!isTreeSide(a.Head) || !isTreeSide(a.Base)):
+		return nil, errors.New("a side of a github_tree_comparison is a Revision")
+	case a.Type == "blob":
 		data, err := base64.StdEncoding.DecodeString(a.Data)
-		if err != nil {
-			return nil, fmt.Errorf("Data: %w", err)
+		if err != nil || strings.ContainsAny(a.Data, "\r\n") { // which the decoder skips
+			return nil, errors.New("Data is not standard base64")
 		}
 		if !looksLike(a.MIMEType, data) {
 			return nil, fmt.Errorf("Data is no image of type %.64q", a.MIMEType)
@@ -1532,6 +1545,14 @@ func (a Attachment) encode() (json.RawMessage, error) {
 	}
 	e.buf.WriteByte('}')
 	return e.buf.Bytes(), nil
+}
+
+func isFileSide(r *GitHubRevision) bool {
+	return r == nil || r.Ref != "" && r.Path != "" && r.Revision == ""
+}
+
+func isTreeSide(r *GitHubRevision) bool {
+	return r == nil || r.Ref == "" && r.Path == "" && r.Revision != ""
 }
 
 // displayName returns the last element of path, written for any system; path where there is none; "attachment" for "".

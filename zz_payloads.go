@@ -1685,7 +1685,7 @@ func (*SessionMCPServerStatusChanged) payload() {}
 func (*CapabilitiesChanged) payload()           {}
 func (*CommandsChanged) payload()               {}
 func (*UserMessage) payload()                   {}
-func (*SystemMessageEvent) payload()                 {}
+func (*SystemMessageEvent) payload()            {}
 func (*SystemNotification) payload()            {}
 func (*AssistantTurnStart) payload()            {}
 func (*AssistantTurnEnd) payload()              {}

@@ -143,7 +143,9 @@ func startPeer(t testing.TB, conn io.ReadWriteCloser) *peer {
 	p := &peer{t: t, conn: conn, arrived: make(chan struct{}), answers: make(map[string]chan peerMessage), ended: make(chan struct{})}
 	sends := 0
 	p.on = map[string]peerHandler{
-		"connect":        func(*peer, peerMessage) any { return map[string]any{"ok": true, "protocolVersion": 3, "version": "1.0.102"} },
+		"connect": func(*peer, peerMessage) any {
+			return map[string]any{"ok": true, "protocolVersion": 3, "version": "1.0.102"}
+		},
 		"ping":           func(p *peer, m peerMessage) any { return map[string]any{"message": "pong", "protocolVersion": 3} },
 		"session.create": func(p *peer, m peerMessage) any { return map[string]any{"sessionId": m.get("sessionId")} },
 		"session.resume": func(p *peer, m peerMessage) any { return map[string]any{"sessionId": m.get("sessionId")} },
@@ -269,7 +271,9 @@ func notification(method string, params any) map[string]any {
 }
 
 // emit sends one event.
-func (p *peer) emit(session, typ string, data any, extra ...any) { p.send(p.event(session, typ, data, extra...)) }
+func (p *peer) emit(session, typ string, data any, extra ...any) {
+	p.send(p.event(session, typ, data, extra...))
+}
 
 // request asks the client and returns its answer.
 func (p *peer) request(method string, params any) peerMessage {
