@@ -253,11 +253,12 @@ type Options struct {
 	TraceContext func(ctx context.Context) (traceparent, tracestate string)
 	// ListModels replaces the server's model list, for hosts that bring their own.
 	ListModels func(ctx context.Context) ([]Model, error)
-	// ModelTransport serves the runtime's model traffic.
+	// ModelTransport serves the runtime's model traffic, of all sessions, in place of the network. Its RoundTrip may stream both ways; the
+	// request's context ends when the runtime cancels the request, and knows more of it, see [ModelRequestFrom].
 	ModelTransport http.RoundTripper `json:"-"`
 	// SessionFS makes this client serve the files of its sessions.
 	SessionFS *SessionFSConfig `json:"-"`
-	// OnGitHubTelemetry gets the runtime's telemetry events, in order.
+	// OnGitHubTelemetry gets the runtime's telemetry events, in order, one at a time. Of those that wait for it the newest 1024 are kept.
 	OnGitHubTelemetry func(GitHubTelemetry)
 	// PluginDirs are absolute directories of built-in plugins.
 	PluginDirs []string
@@ -306,6 +307,9 @@ func (o *Options) checked() (Options, error) {
 		if !filepath.IsAbs(dir) {
 			return c, fmt.Errorf("%w: PluginDirs: %q is not absolute", ErrInvalidConfig, dir)
 		}
+	}
+	if err := c.SessionFS.checked(); err != nil {
+		return c, err
 	}
 	if c.StopGrace == 0 {
 		c.StopGrace = 5 * time.Second
@@ -363,13 +367,16 @@ type Client struct {
 	types     eventTypes // the reader's
 	agentWork limiter    // handler calls that the agent waits for
 	hostWork  limiter    // handler calls that the server needs before it can go on
+	models    exchanges  // model requests in progress
+	telemetry telemetry
 	done      chan struct{}
 	stopping  atomic.Bool // Stop or a forced stop has begun: ends are clean from here on
 
-	mu       sync.Mutex
-	routes   map[string]route    // by session id
-	releases map[string]*release // in flight, by session id
-	stop     *stopRun
+	mu            sync.Mutex
+	routes        map[string]route    // by session id
+	releases      map[string]*release // in flight, by session id
+	registrations map[string]*Session // that provide GitHub tokens, by registration id
+	stop          *stopRun
 }
 
 // Start launches a CLI and connects to it. ctx bounds the start only. An error leaves no process behind. It is typed:
@@ -513,12 +520,14 @@ func attach(ctx context.Context, o Options, rwc io.ReadWriteCloser, peer string,
 func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *Client {
 	c := &Client{
 		opts: o, proc: proc, peer: peer, log: o.Logger,
-		lifecycle: newRing[LifecycleEvent](lifecycleBuffer),
-		types:     make(eventTypes),
-		done:      make(chan struct{}),
-		routes:    make(map[string]route),
-		releases:  make(map[string]*release),
+		lifecycle:     newRing[LifecycleEvent](lifecycleBuffer),
+		types:         make(eventTypes),
+		done:          make(chan struct{}),
+		routes:        make(map[string]route),
+		releases:      make(map[string]*release),
+		registrations: make(map[string]*Session),
 	}
+	c.telemetry.work.max = 1
 	c.agentWork.max, c.hostWork.max = o.MaxHandlers, o.MaxHandlers
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.conn = newConn(rwc, o.MaxFrameBytes, o.Logger)
@@ -567,7 +576,7 @@ func (c *Client) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return c.setUpHosting(ctx)
 }
 
 // call is conn.call for a client that has not been stopped. Errors of the server lose what their text must not show.
@@ -871,6 +880,7 @@ type Session struct {
 	tasks   tasks
 	secrets []string // values of the configuration that no text may show
 	custom  map[string]HandlerFunc
+	hosted  hosted
 
 	onMCPAuth func(ctx context.Context, r MCPAuthRequest) (*MCPAuthToken, error)
 
@@ -890,7 +900,7 @@ type Session struct {
 	turns         turns
 }
 
-func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Session {
+func newSession(c *Client, id string, kind startKind, cfg *SessionConfig, h hosted) *Session {
 	size := cfg.EventBuffer
 	if size == 0 {
 		size = defaultEventBuffer
@@ -900,6 +910,7 @@ func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Sessi
 		ring:    newRing[Event](size),
 		secrets: cfg.secrets(),
 		custom:  maps.Clone(cfg.Handlers),
+		hosted:  h,
 
 		onMCPAuth: cfg.OnMCPAuth,
 	}
@@ -969,6 +980,9 @@ func (s *Session) end(cause error) {
 	c.mu.Lock()
 	if c.routes[s.id].session == s {
 		delete(c.routes, s.id)
+	}
+	if id := s.hosted.registration; c.registrations[id] == s {
+		delete(c.registrations, id)
 	}
 	c.mu.Unlock()
 	s.mu.Lock()

@@ -59,11 +59,20 @@ func (c *Client) prepare(kind startKind, method, id string, cfg *SessionConfig) 
 	if cfg == nil {
 		cfg = &SessionConfig{}
 	}
+	if cfg.GitHubTokenProvider != nil && cfg.GitHubTokenProviderRegistrationID == "" {
+		registered := *cfg
+		registered.GitHubTokenProviderRegistrationID = newUUID()
+		cfg = &registered
+	}
 	encoded, err := cfg.encode(kind, id, &c.opts)
 	if err != nil {
 		return nil, err
 	}
-	return &PreparedSession{session: newSession(c, id, kind, cfg), id: id, method: method, config: encoded}, nil
+	h, err := c.hosting(id, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &PreparedSession{session: newSession(c, id, kind, cfg, h), id: id, method: method, config: encoded}, nil
 }
 
 // SessionID returns the id that the session will have, "" when the server will choose it.
@@ -190,6 +199,9 @@ func (c *Client) reserve(ctx context.Context, s *Session) error {
 		if c.stopping.Load() {
 			c.mu.Unlock()
 			return ErrClosed
+		}
+		if s.hosted.gitHubToken != nil { // which is asked for before the answer
+			c.registrations[s.hosted.registration] = s
 		}
 		if s.id == "" { // registered by answered
 			c.mu.Unlock()

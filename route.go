@@ -84,6 +84,10 @@ func (c *Client) event(m *message) {
 
 // notice serves a notification other than events: by name, or not at all.
 func (c *Client) notice(method string, m *message) {
+	if method == "gitHubTelemetry.event" && c.opts.OnGitHubTelemetry != nil {
+		c.telemetry.push(c, m.params)
+		return
+	}
 	s := c.lookup(m.sessionID).session
 	if h := c.custom(s, method); h != nil {
 		t := c.task(s, &c.agentWork, "")
@@ -113,6 +117,9 @@ func (c *Client) serve(m *message) {
 	}
 	s := c.lookup(m.sessionID).session
 	h := c.custom(s, method)
+	if h == nil && c.serveHost(s, method, m) {
+		return
+	}
 	if h == nil {
 		c.conn.replyNow(m.id, nil, &RPCError{Code: codeMethodNotFound, Message: "method not found: " + method})
 		return

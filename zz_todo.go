@@ -6,8 +6,6 @@ import (
 	"time"
 )
 
-type SessionFSConfig struct{}
-type GitHubTelemetry struct{}
 type Model struct{}
 type Capabilities struct{}
 
