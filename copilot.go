@@ -349,7 +349,7 @@ type StartupTimings struct {
 // methods may be called from any goroutine, handlers and loops over events included. A client that is no longer needed
 // must be stopped with [Client.Stop] or one of the forced stops.
 type Client struct {
-	opts    Options
+	opts    *Options // behind a pointer, so that printing the client shows no secret
 	conn    *conn
 	proc    *process // nil unless Start launched one
 	peer    string   // which CLI, for error texts
@@ -512,7 +512,7 @@ func attach(ctx context.Context, o Options, rwc io.ReadWriteCloser, peer string,
 
 func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *Client {
 	c := &Client{
-		opts: o, proc: proc, peer: peer, log: o.Logger,
+		opts: &o, proc: proc, peer: peer, log: o.Logger,
 		lifecycle: newRing[LifecycleEvent](lifecycleBuffer),
 		types:     make(eventTypes),
 		done:      make(chan struct{}),
@@ -602,7 +602,7 @@ func (c *Client) mask(text string, params any) string {
 	for id, r := range c.routes {
 		hide = append(hide, id)
 		if r.session != nil {
-			hide = append(hide, r.session.secrets...)
+			hide = append(hide, *r.session.secrets...)
 		}
 	}
 	return mask(text, hide)
@@ -616,7 +616,21 @@ func (c *Client) Call(ctx context.Context, method string, params, result any) er
 	if err != nil {
 		return err
 	}
+	if method == "sessions.close" {
+		c.closed(params)
+	}
 	return decodeResult(method, raw, result)
+}
+
+// closed ends a watch whose id the host has closed by a call of its own.
+func (c *Client) closed(params any) {
+	raw, _ := marshal(params) // it was marshalled before
+	c.mu.Lock()
+	r := c.routes[unquote(member(raw, "sessionId"))]
+	c.mu.Unlock()
+	if r.watch != nil {
+		r.watch.end(ErrClosed)
+	}
 }
 
 // decodeResult unmarshals a result. An absent or null result leaves the target as it is.
@@ -777,23 +791,23 @@ func (c *Client) runStop(run *stopRun) {
 		}
 	}
 	c.conn.fail(ErrClosed)
-	timer := time.NewTimer(settle)
-	defer timer.Stop()
+	bound, cancel := context.WithTimeout(context.Background(), settle)
+	defer cancel()
 	for _, end := range []struct {
 		what string
 		done <-chan struct{}
 	}{{"reader", c.conn.readDone}, {"writer", c.conn.writeDone}} {
 		select {
 		case <-end.done:
-			continue
-		default:
+		case <-bound.Done():
+			if !isClosed(end.done) {
+				errs = append(errs, fmt.Errorf("%w: the connection's %s did not return", ErrNotConfirmed, end.what))
+			}
 		}
-		select {
-		case <-end.done:
-		case <-timer.C:
-			timer.Reset(0)
-			errs = append(errs, fmt.Errorf("%w: the connection's %s did not return", ErrNotConfirmed, end.what))
-		}
+	}
+	select { // so that Done and Err can be relied on; what keeps it is in errs
+	case <-c.done:
+	case <-bound.Done():
 	}
 	run.err = errors.Join(errs...)
 }
@@ -869,7 +883,7 @@ type Session struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	tasks   tasks
-	secrets []string // values of the configuration that no text may show
+	secrets *[]string // values of the configuration that no text may show, nor printing the session
 	custom  map[string]HandlerFunc
 
 	onMCPAuth func(ctx context.Context, r MCPAuthRequest) (*MCPAuthToken, error)
@@ -895,10 +909,11 @@ func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Sessi
 	if size == 0 {
 		size = defaultEventBuffer
 	}
+	secrets := cfg.secrets()
 	s := &Session{
 		client: c, id: id, kind: kind,
 		ring:    newRing[Event](size),
-		secrets: cfg.secrets(),
+		secrets: &secrets,
 		custom:  maps.Clone(cfg.Handlers),
 
 		onMCPAuth: cfg.OnMCPAuth,

@@ -59,7 +59,7 @@ func (c *Client) prepare(kind startKind, method, id string, cfg *SessionConfig) 
 	if cfg == nil {
 		cfg = &SessionConfig{}
 	}
-	encoded, err := cfg.encode(kind, id, &c.opts)
+	encoded, err := cfg.encode(kind, id, c.opts)
 	if err != nil {
 		return nil, err
 	}
