@@ -55,7 +55,7 @@ var (
 // ErrAuthentication and ErrCannotResume where the code or, for want of one, the server's words say so.
 type RPCError struct {
 	Method  string
-	Code    int             // JSON-RPC 2.0 code
+	Code    int             // JSON-RPC 2.0 code; 0 when the refusal stood in a result
 	Message string          // the server's words, unchanged
 	Data    json.RawMessage // nil when the server sent none
 
@@ -67,6 +67,9 @@ func (e *RPCError) Error() string {
 	text := e.text
 	if text == "" {
 		text = e.Message
+	}
+	if e.Code == 0 {
+		return fmt.Sprintf("copilot: %s: %s", e.Method, text)
 	}
 	return fmt.Sprintf("copilot: %s: %s (code %d)", e.Method, text, e.Code)
 }
@@ -353,6 +356,7 @@ type Client struct {
 	conn    *conn
 	proc    *process // nil unless Start launched one
 	peer    string   // which CLI, for error texts
+	secrets []string // of the options, which no text may show
 	log     *slog.Logger
 	server  ServerInfo
 	timings StartupTimings
@@ -512,7 +516,7 @@ func attach(ctx context.Context, o Options, rwc io.ReadWriteCloser, peer string,
 
 func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *Client {
 	c := &Client{
-		opts: o, proc: proc, peer: peer, log: o.Logger,
+		opts: o, proc: proc, peer: peer, secrets: secretsOf(o), log: o.Logger,
 		lifecycle: newRing[LifecycleEvent](lifecycleBuffer),
 		types:     make(eventTypes),
 		done:      make(chan struct{}),
@@ -593,7 +597,7 @@ func (c *Client) do(ctx context.Context, cl *call, params any) (json.RawMessage,
 
 // mask hides this client's secrets and session ids in a text of the server's: those of open sessions and the one that params name.
 func (c *Client) mask(text string, params any) string {
-	hide := []string{c.opts.GitHubToken, c.opts.ConnectionToken}
+	hide := slices.Clone(c.secrets)
 	if raw, err := marshal(params); err == nil {
 		hide = append(hide, unquote(member(raw, "sessionId")))
 	}
@@ -625,9 +629,30 @@ func decodeResult(method string, raw json.RawMessage, result any) error {
 		return nil
 	}
 	if err := json.Unmarshal(raw, result); err != nil {
-		return fmt.Errorf("copilot: result of %s: %w", method, err)
+		return fmt.Errorf("copilot: result of %s: %w", method, clipped{err})
 	}
 	return nil
+}
+
+// clipped is an error of encoding/json or time with its text cut: it may quote the peer at length.
+type clipped struct{ err error }
+
+func (e clipped) Error() string {
+	text := e.err.Error()
+	if len(text) > maxQuote {
+		text = strings.ToValidUTF8(text[:maxQuote], "") + "..."
+	}
+	return text
+}
+
+func (e clipped) Unwrap() error { return e.err }
+
+// refused is the error for a request that the server took and then answered with a refusal in its own words.
+func (c *Client) refused(method, words, sessionID string) error {
+	if words == "" {
+		words = "refused"
+	}
+	return &RPCError{Method: method, Message: words, text: c.mask(words, map[string]string{"sessionId": sessionID})}
 }
 
 // PID returns the process id of the CLI that this client launched, 0 when it launched none.
@@ -1014,25 +1039,14 @@ func (s *Session) Disconnect(ctx context.Context) error {
 	return nil
 }
 
-// call makes a request that belongs to the session.
+// call makes a request that belongs to the session. then is as in call.then: it runs once, whatever happens.
 func (s *Session) call(ctx context.Context, method string, params any, then func(json.RawMessage, error)) (json.RawMessage, error) {
-	err := s.failure()
-	if err == nil {
-		s.client.mu.Lock()
-		if s.phase == leaving {
-			err = ErrClosed
+	own, err := s.callParams(params)
+	if err != nil {
+		if then != nil {
+			then(nil, err)
 		}
-		s.client.mu.Unlock()
-	}
-	if err != nil {
 		return nil, s.errorFor(err)
-	}
-	own, err := withSession(s.id, params)
-	if err != nil {
-		return nil, err
-	}
-	if s.client.stopping.Load() {
-		return nil, s.errorFor(ErrClosed)
 	}
 	raw, err := s.client.do(ctx, &call{method: method, then: then, until: s.ctx.Done()}, own)
 	if errors.Is(err, ErrSessionNotFound) {
@@ -1045,6 +1059,20 @@ func (s *Session) call(ctx context.Context, method string, params any, then func
 		return nil, s.errorFor(err)
 	}
 	return raw, nil
+}
+
+// callParams completes the params of a call, or says why there can be none.
+func (s *Session) callParams(params any) (json.RawMessage, error) {
+	if err := s.failure(); err != nil {
+		return nil, err
+	}
+	s.client.mu.Lock()
+	left := s.phase == leaving
+	s.client.mu.Unlock()
+	if left || s.client.stopping.Load() {
+		return nil, ErrClosed
+	}
+	return withSession(s.id, params)
 }
 
 func (s *Session) errorFor(err error) error {
@@ -1061,7 +1089,10 @@ func (s *Session) Call(ctx context.Context, method string, params, result any) e
 	if err != nil {
 		return err
 	}
-	return decodeResult(method, raw, result)
+	if err := decodeResult(method, raw, result); err != nil {
+		return s.errorFor(err)
+	}
+	return nil
 }
 
 // Send gives the agent a message and returns its id as soon as the server has it; the turn's events follow. While a turn runs, Message.Mode
@@ -1125,7 +1156,7 @@ func (s *Session) Abort(ctx context.Context) error {
 		return err
 	}
 	if result.Success != nil && !*result.Success && result.Error != "" {
-		return s.errorFor(fmt.Errorf("copilot: session.abort: %s", result.Error))
+		return s.errorFor(s.client.refused("session.abort", result.Error, s.id))
 	}
 	return nil
 }
