@@ -374,6 +374,8 @@ type Client struct {
 	routes   map[string]route    // by session id
 	releases map[string]*release // in flight, by session id
 	stop     *stopRun
+
+	models models
 }
 
 // Start launches a CLI and connects to it. ctx bounds the start only. An error leaves no process behind. It is typed:
@@ -971,10 +973,7 @@ func (s *Session) deliver(e Event) {
 	s.mu.Lock()
 	switch e.Type {
 	case EventCapabilitiesChanged:
-		var change Capabilities
-		if e.Decode(&change) == nil {
-			s.capabilities.merge(change)
-		}
+		s.capabilities.merge(e.Data)
 	case EventSessionCanvasOpened:
 		var canvas OpenCanvas
 		if e.Decode(&canvas) == nil {
@@ -1249,6 +1248,7 @@ type turns struct {
 	active *turn // the one that is waited for
 
 	logging int             // Log calls with level error in flight: an error event may be theirs
+	recent  []string        // ids of the error events that came meanwhile
 	logged  map[string]bool // ids of error events that Log has caused and that have not come yet
 }
 
@@ -1266,7 +1266,7 @@ type turn struct {
 	started  bool       // its user.message was seen: what came before it belongs to others
 	earlier  bool       // an earlier run may own the next idle
 	early    []numbered // what came before the answer and may be the turn's
-	held     []numbered // errors that may be our own Log's
+	held     []numbered // errors that may be our own Log's, and what ended the turn after them
 	begin    uint64     // number of its first event
 	end      uint64     // number after its last event
 	backstop *time.Timer
@@ -1283,7 +1283,7 @@ type numbered struct {
 	n     uint64
 }
 
-const maxEarly = 4096 // events kept while a send is unanswered
+const maxEarly = 4096 // events, or ids of some, kept while a send or a Log is unanswered
 
 // begin takes the session's turn slot and sends the message.
 func (s *Session) begin(ctx context.Context, m Message) (*turn, error) {
@@ -1372,7 +1372,10 @@ func (ts *turns) event(e *Event, n uint64) {
 		t.events++
 		t.seen, t.seenAt = e.Type, time.Now()
 	}
-	if e.AgentID != "" {
+	switch {
+	case e.AgentID != "",
+		e.Type == EventSessionError && ts.ownError(e.ID),
+		e.Type == EventSessionIdle && worksOn(member(e.Data, "backgroundTasks")):
 		return
 	}
 	if t != nil {
@@ -1387,8 +1390,63 @@ func (ts *turns) event(e *Event, n uint64) {
 		ts.busy = true
 	case EventSessionIdle:
 		ts.busy, ts.owed = false, false
-	case EventSessionError:
-		delete(ts.logged, e.ID)
+	}
+}
+
+// worksOn reports whether the list in an idle names work that goes on in the background: agents or shells, in one list or a list for each kind.
+// Servers of today hold the idle back instead.
+func worksOn(raw json.RawMessage) bool {
+	var tasks []json.RawMessage
+	var kinds map[string][]json.RawMessage
+	if json.Unmarshal(raw, &tasks) != nil && json.Unmarshal(raw, &kinds) == nil {
+		for _, kind := range kinds {
+			tasks = append(tasks, kind...)
+		}
+	}
+	return len(tasks) > 0
+}
+
+// ownError reports whether an error event is known to be a Log's.
+func (ts *turns) ownError(id string) bool {
+	if ts.logged[id] {
+		delete(ts.logged, id)
+		return true
+	}
+	if ts.logging > 0 && len(ts.recent) < maxEarly {
+		ts.recent = append(ts.recent, id)
+	}
+	return false
+}
+
+// logDone takes the answer to a Log with level error; id is that of its event, which has come or will come, "" when there is none.
+func (ts *turns) logDone(id string) {
+	own := func(n numbered) bool { return n.event.Type == EventSessionError && n.event.ID == id }
+	t := ts.active
+	switch {
+	case id == "":
+	case slices.Contains(ts.recent, id):
+		if t != nil {
+			t.early, t.held = slices.DeleteFunc(t.early, own), slices.DeleteFunc(t.held, own)
+		}
+	case len(ts.logged) < maxEarly:
+		if ts.logged == nil {
+			ts.logged = make(map[string]bool)
+		}
+		ts.logged[id] = true
+	}
+	if ts.logging--; ts.logging == 0 {
+		ts.recent = nil
+	}
+	if t == nil {
+		return
+	}
+	held := t.held
+	t.held = nil
+	for _, e := range held { // holds again what may be another Log's
+		t.step(&e.event, e.n)
+		if e.event.Type == EventSessionIdle && t.isOver() {
+			ts.owed = false // it came after the error that was held
+		}
 	}
 }
 
@@ -1412,6 +1470,16 @@ func (t *turn) step(e *Event, n uint64) {
 		return
 	}
 	ts := &t.session.turns
+	if last := len(t.held) - 1; last >= 0 && e.Type != EventUserMessage {
+		if t.held[last].event.Type != EventSessionError {
+			return // the turn is over, one way or the other
+		}
+		switch e.Type {
+		case EventAbort, EventSessionShutdown, EventSessionIdle:
+			t.held = append(t.held, numbered{*e, n})
+			return
+		}
+	}
 	switch e.Type {
 	case EventUserMessage:
 		switch unquote(member(e.Data, "messageId")) {
@@ -1462,16 +1530,18 @@ func (t *turn) step(e *Event, n uint64) {
 	}
 }
 
-// failed ends the turn with a final error: not one that the runtime will retry with another model, not another message's, not our own Log's.
+// failed ends the turn with a final error: not one that the runtime will retry with another model, not another message's. One that may
+// be our own Log's waits for that call's answer.
 func (t *turn) failed(e *Event, n uint64) {
 	ts := &t.session.turns
 	origin := unquote(member(e.Data, "originatingMessageId"))
 	switch {
 	case string(member(e.Data, "eligibleForAutoSwitch")) == "true":
 	case origin != "" && origin != t.id:
-	case ts.logged[e.ID]:
 	case origin == "" && ts.logging > 0:
-		t.held = append(t.held, numbered{*e, n})
+		if len(t.held) <= ts.logging { // one more than can be a Log's
+			t.held = append(t.held, numbered{*e, n})
+		}
 	default:
 		ts.owed = true // the server sends an idle after it
 		t.finish(t.session.errorFor(newAgentError(e)), n+1)
