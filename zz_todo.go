@@ -8,13 +8,8 @@ import (
 
 type SessionFSConfig struct{}
 type GitHubTelemetry struct{}
-type Model struct{}
-type Capabilities struct{}
 
-func (c *Capabilities) merge(o Capabilities)    {}
-func (s *Session) putCanvasLocked(o OpenCanvas) {}
-func (s *Session) dropCanvasLocked(id string)   {}
-func (s *Session) react(e *Event)               {}
+func (s *Session) react(e *Event) {}
 
 type (
 	ToolCall struct {
