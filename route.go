@@ -85,7 +85,7 @@ func (c *Client) event(m *message) {
 // notice serves a notification other than events: by name, or not at all.
 func (c *Client) notice(method string, m *message) {
 	if method == "gitHubTelemetry.event" && c.opts.OnGitHubTelemetry != nil {
-		c.telemetry.push(c, m.params)
+		c.host.telemetry.push(c, m.params)
 		return
 	}
 	s := c.lookup(m.sessionID).session

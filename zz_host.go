@@ -36,15 +36,46 @@ type hosted struct {
 	gitHubToken  func(ctx context.Context, r GitHubTokenRequest) (*GitHubAccessToken, error)
 }
 
+// host is what a client keeps for the server besides its sessions' own.
+type host struct {
+	exchanges     exchanges
+	telemetry     telemetry
+	registrations map[string]*Session // GitHub token providers by the server's name; guarded by Client.mu
+}
+
+func newHost() *host {
+	h := &host{registrations: make(map[string]*Session)}
+	h.telemetry.work.max = 1
+	return h
+}
+
+// registerLocked makes s known as a provider of GitHub tokens, which is asked before its start is answered. c.mu is held.
+func (c *Client) registerLocked(s *Session) {
+	if s.hosted.gitHubToken != nil {
+		c.host.registrations[s.hosted.registration] = s
+	}
+}
+
+// unregisterLocked undoes registerLocked.
+func (c *Client) unregisterLocked(s *Session) {
+	if id := s.hosted.registration; c.host.registrations[id] == s {
+		delete(c.host.registrations, id)
+	}
+}
+
 // hosting collects what cfg brings for the session with this id. Errors match ErrInvalidConfig.
-func (c *Client) hosting(id string, cfg *SessionConfig) (h hosted, err error) {
-	h.registration, h.gitHubToken = cfg.GitHubTokenProviderRegistrationID, cfg.GitHubTokenProvider
-	h.canvases = make(map[string]CanvasDeclaration)
+func (c *Client) hosting(id string, cfg *SessionConfig) (*hosted, error) {
+	h := &hosted{
+		files:        cfg.SessionFS,
+		canvases:     make(map[string]CanvasDeclaration),
+		tokens:       make(map[string]func(context.Context, string) (string, error)),
+		registration: cfg.GitHubTokenProviderRegistrationID,
+		gitHubToken:  cfg.GitHubTokenProvider,
+	}
 	for _, canvas := range cfg.Canvases {
 		canvas.Actions = slices.Clone(canvas.Actions)
 		h.canvases[canvas.ID] = canvas
 	}
-	h.tokens = make(map[string]func(context.Context, string) (string, error))
 	if cfg.Provider != nil && cfg.Provider.BearerTokenProvider != nil {
 		h.tokens["default"] = cfg.Provider.BearerTokenProvider
 	}
@@ -53,11 +84,10 @@ func (c *Client) hosting(id string, cfg *SessionConfig) (h hosted, err error) {
 			h.tokens[p.Name] = p.BearerTokenProvider
 		}
 	}
-	h.files = cfg.SessionFS
 	declared := c.opts.SessionFS
 	if declared == nil {
 		if h.files != nil {
-			return h, invalid("SessionFS", "the client's options declare none")
+			return nil, invalid("SessionFS", "the client's options declare none")
 		}
 		return h, nil
 	}
@@ -65,10 +95,10 @@ func (c *Client) hosting(id string, cfg *SessionConfig) (h hosted, err error) {
 		h.files = declared.New(id)
 	}
 	if h.files == nil {
-		return h, invalid("SessionFS", "missing: the client's options declare it")
+		return nil, invalid("SessionFS", "missing: the client's options declare it")
 	}
 	if _, ok := h.files.(SessionSQLite); declared.SQLite && !ok {
-		return h, invalid("SessionFS", "is no SessionSQLite: the client's options declare SQLite")
+		return nil, invalid("SessionFS", "is no SessionSQLite: the client's options declare SQLite")
 	}
 	return h, nil
 }
@@ -733,7 +763,7 @@ func serveProviderToken(ctx context.Context, s *Session, params json.RawMessage)
 		err = checkToken(token)
 	}
 	if err != nil {
-		return nil, errors.New("token provider: " + mask(err.Error(), append([]string{token}, s.secrets...)))
+		return nil, errors.New("token provider: " + mask(err.Error(), append([]string{token}, *s.secrets...)))
 	}
 	return map[string]string{"token": token}, nil
 }
@@ -777,7 +807,7 @@ func (c *Client) serveGitHubToken(ctx context.Context, _ *Session, params json.R
 		return nil, bad
 	}
 	c.mu.Lock()
-	s := c.registrations[p.RegistrationID]
+	s := c.host.registrations[p.RegistrationID]
 	c.mu.Unlock()
 	if s == nil {
 		return nil, &RPCError{Code: codeMethodNotFound, Message: "no GitHub token provider has this registration"}
@@ -986,7 +1016,7 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 	x := &exchange{client: c, id: p.RequestID, method: p.Method, url: p.URL, header: endToEnd(p.Headers), socket: p.Transport == "websocket"}
 	x.body.wake = make(chan struct{}, 1)
 	x.task = c.task(s, &c.hostWork, "model "+p.RequestID)
-	if p.RequestID == "" || !c.models.add(x) {
+	if p.RequestID == "" || !c.host.exchanges.add(x) {
 		x.task.cancel(nil)
 		refuse(&RPCError{Code: codeInvalidParams, Message: "params: requestId is missing or in use"})
 		return
@@ -1006,7 +1036,7 @@ func (c *Client) modelChunk(params json.RawMessage) *RPCError {
 	if bad := decodeParams(params, &p); bad != nil {
 		return bad
 	}
-	switch x := c.models.find(p.RequestID); {
+	switch x := c.host.exchanges.find(p.RequestID); {
 	case x == nil:
 		c.log.Debug("copilot: ignored a piece of a model request that is over")
 	case p.Cancel:
@@ -1024,7 +1054,7 @@ func (c *Client) modelChunk(params json.RawMessage) *RPCError {
 // run serves the exchange to its end.
 func (x *exchange) run(ctx context.Context) {
 	c := x.client
-	defer c.models.remove(x)
+	defer c.host.exchanges.remove(x)
 	defer x.body.Close()
 	defer context.AfterFunc(ctx, func() { x.body.fail(context.Cause(ctx)) })() // wakes a transport that reads the body
 	protect(c.log, func() (struct{}, error) { return struct{}{}, x.roundTrip(ctx) },

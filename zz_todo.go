@@ -6,13 +6,7 @@ import (
 	"time"
 )
 
-type Model struct{}
-type Capabilities struct{}
-
-func (c *Capabilities) merge(o Capabilities)    {}
-func (s *Session) putCanvasLocked(o OpenCanvas) {}
-func (s *Session) dropCanvasLocked(id string)   {}
-func (s *Session) react(e *Event)               {}
+func (s *Session) react(e *Event) {}
 
 type (
 	ToolCall struct {
