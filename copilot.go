@@ -939,7 +939,7 @@ type Session struct {
 	turns         turns
 }
 
-func newSession(c *Client, id string, kind startKind, cfg *SessionConfig, h *hosted) *Session {
+func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Session {
 	size := cfg.EventBuffer
 	if size == 0 {
 		size = defaultEventBuffer
@@ -950,7 +950,7 @@ func newSession(c *Client, id string, kind startKind, cfg *SessionConfig, h *hos
 		ring:    newRing[Event](size),
 		secrets: &secrets,
 		custom:  maps.Clone(cfg.Handlers),
-		hosted:  h,
+		hosted:  new(hosted),
 
 		onMCPAuth: cfg.OnMCPAuth,
 	}

@@ -68,11 +68,11 @@ func (c *Client) prepare(kind startKind, method, id string, cfg *SessionConfig) 
 	if err != nil {
 		return nil, err
 	}
-	h, err := c.hosting(id, cfg)
-	if err != nil {
+	s := newSession(c, id, kind, cfg)
+	if s.hosted, err = c.hosting(id, cfg); err != nil {
 		return nil, err
 	}
-	return &PreparedSession{session: newSession(c, id, kind, cfg, h), id: id, method: method, config: encoded}, nil
+	return &PreparedSession{session: s, id: id, method: method, config: encoded}, nil
 }
 
 // SessionID returns the id that the session will have, "" when the server will choose it.
