@@ -919,7 +919,7 @@ const (
 )
 
 var (
-	errBodyOverflow     = fmt.Errorf("more than %d bytes of the request body waited to be read", maxRequestBody)
+	errBodyOverflow     = errors.New("too much of the request body waited to be read")
 	errModelCancelled   = fmt.Errorf("%w: the runtime cancelled the model request", errResolved)
 	errModelUnwanted    = errors.New("the runtime wants no more of the response")
 	errModelWebSockets  = errors.New("Options.ModelTransport serves no web sockets")
@@ -1014,7 +1014,7 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 		return
 	}
 	x := &exchange{client: c, id: p.RequestID, method: p.Method, url: p.URL, header: endToEnd(p.Headers), socket: p.Transport == "websocket"}
-	x.body.wake = make(chan struct{}, 1)
+	x.body.max, x.body.wake = maxRequestBody, make(chan struct{}, 1)
 	x.task = c.task(s, &c.hostWork, "model "+p.RequestID)
 	if p.RequestID == "" || !c.host.exchanges.add(x) {
 		x.task.cancel(nil)
@@ -1028,24 +1028,21 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 
 // modelChunk gives a piece of a request's body to its exchange. Pieces for exchanges that are over are ignored.
 func (c *Client) modelChunk(params json.RawMessage) *RPCError {
-	var p struct {
-		RequestID           string
-		Data                json.RawMessage // decoded by whoever reads the body
-		Binary, End, Cancel bool
+	id, data := unquote(member(params, "requestId")), member(params, "data") // which is decoded by whoever reads the body
+	is := func(name string) bool { return string(member(params, name)) == "true" }
+	if id == "" {
+		return &RPCError{Code: codeInvalidParams, Message: "params: requestId is missing"}
 	}
-	if bad := decodeParams(params, &p); bad != nil {
-		return bad
-	}
-	switch x := c.host.exchanges.find(p.RequestID); {
+	switch x := c.host.exchanges.find(id); {
 	case x == nil:
 		c.log.Debug("copilot: ignored a piece of a model request that is over")
-	case p.Cancel:
+	case is("cancel"):
 		x.task.cancel(errModelCancelled)
-	case len(p.Data) > 0 && p.Data[0] != '"':
+	case len(data) > 0 && data[0] != '"':
 		bad := &RPCError{Code: codeInvalidParams, Message: "params: data is no string"}
 		x.task.cancel(bad)
 		return bad
-	case !x.body.push(p.Data, p.Binary, p.End):
+	case !x.body.push(data, is("binary"), is("end")):
 		x.task.cancel(errBodyOverflow)
 	}
 	return nil
@@ -1228,6 +1225,7 @@ func endToEnd(h http.Header) http.Header {
 type requestBody struct {
 	rest []byte // decoded and not read yet; the reading goroutine's
 
+	max   int           // bytes that may be queued
 	wake  chan struct{} // capacity 1: there is news
 	mu    sync.Mutex
 	queue []bodyPiece
@@ -1247,7 +1245,7 @@ func (b *requestBody) push(raw json.RawMessage, binary, last bool) bool {
 	if b.end != nil {
 		return true
 	}
-	if len(b.queue) > 0 && b.size+len(raw) > maxRequestBody {
+	if len(b.queue) > 0 && b.size+len(raw) > b.max {
 		return false
 	}
 	if len(raw) > len(`""`) {

@@ -19,6 +19,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -899,8 +900,7 @@ func TestModelTransportRequest(t *testing.T) {
 		requests <- seen{req.Method, req.URL.String(), string(header), string(body), req.ContentLength, info}
 		return &http.Response{StatusCode: 201, Header: http.Header{"X-Id": {"1", "2"}, "Transfer-Encoding": {"chunked"}}, Body: io.NopCloser(strings.NewReader("ok"))}, nil
 	}))
-	answer := []string{`r 201 Created {"x-id":["1","2"]}`, `r ok binary=true end=false`, `r  binary=true end=true`}
-	for _, tt := range []struct {
+	for i, tt := range []struct {
 		name, start string
 		chunks      []string
 		want        seen
@@ -918,9 +918,11 @@ func TestModelTransportRequest(t *testing.T) {
 			seen{"POST", "http://model.invalid/v1/x", `{}`, "hello \x00\xff", -1, ModelRequest{}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p.begin(tt.start)
+			id := fmt.Sprint("r", i)
+			own := func(params string) string { return strings.Replace(params, `"r"`, strconv.Quote(id), 1) }
+			p.begin(own(tt.start))
 			for _, c := range tt.chunks {
-				p.chunk(c)
+				p.chunk(own(c))
 			}
 			got := await(t, "request", requests)
 			if tt.want.length < 0 {
@@ -929,8 +931,8 @@ func TestModelTransportRequest(t *testing.T) {
 			if got != tt.want {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
 			}
-			p.expect(answer...)
-			p.chunk(`{"requestId":"r","data":"late"}`) // ignored
+			p.expect(id+` 201 Created {"x-id":["1","2"]}`, id+` ok binary=true end=false`, id+`  binary=true end=true`)
+			p.chunk(own(`{"requestId":"r","data":"late"}`)) // ignored
 		})
 	}
 }
@@ -1165,21 +1167,30 @@ func TestModelTransportCancel(t *testing.T) {
 
 func TestModelTransportOverflow(t *testing.T) {
 	leakCheck(t)
-	release, reading := make(chan struct{}), make(chan error, 1)
-	_, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+	called, release, reading := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	c, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
 		if req.URL.Path == "/other" {
 			return &http.Response{StatusCode: 200}, nil
 		}
+		close(called)
 		<-release // reads nothing
 		_, err := io.ReadAll(req.Body)
 		reading <- err
 		return nil, err
 	}))
 	p.begin(modelStart)
-	piece := `{"requestId":"r","data":"` + strings.Repeat("x", 16<<20) + `"}`
-	for range maxRequestBody/(16<<20) + 2 {
-		p.chunk(piece)
+	p.chunk(`{"requestId":"r","data":"the first"}`)
+	await(t, "transport", called)
+	x := c.host.exchanges.find("r")
+	x.body.mu.Lock()
+	x.body.max = 1 << 10
+	x.body.mu.Unlock()
+	piece := `{"requestId":"r","data":"` + strings.Repeat("x", 1<<10) + `"}`
+	p.chunk(piece) // one alone is taken, whatever its size
+	if x.task.ctx.Err() != nil {
+		t.Error("overflow by one piece")
 	}
+	p.chunk(piece)
 	p.begin(`{"requestId":"o","method":"GET","url":"http://a/other","headers":{}}`)
 	p.chunk(`{"requestId":"o","data":"","end":true}`)
 	p.expect(`o 200 OK {}`, `o  binary=true end=true`) // nothing else is harmed
@@ -1187,7 +1198,7 @@ func TestModelTransportOverflow(t *testing.T) {
 	if err := await(t, "the body", reading); !errors.Is(err, errBodyOverflow) {
 		t.Error(err)
 	}
-	p.expect(`r 499  {}`, `r  binary=true end=true {"message":"more than 67108864 bytes of the request body waited to be read","code":"cancelled"}`)
+	p.expect(`r 499  {}`, `r  binary=true end=true {"message":"too much of the request body waited to be read","code":"cancelled"}`)
 }
 
 func TestGitHubTelemetry(t *testing.T) {
