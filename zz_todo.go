@@ -1,11 +1,5 @@
 package copilot
 
-import (
-	"context"
-	"encoding/json"
-	"time"
-)
-
 type SessionFSConfig struct{}
 type GitHubTelemetry struct{}
 type Model struct{}
@@ -14,41 +8,3 @@ type Capabilities struct{}
 func (c *Capabilities) merge(o Capabilities)    {}
 func (s *Session) putCanvasLocked(o OpenCanvas) {}
 func (s *Session) dropCanvasLocked(id string)   {}
-func (s *Session) react(e *Event)               {}
-
-type (
-	ToolCall struct {
-		SessionID, ID, Name string
-		Arguments           json.RawMessage
-	}
-	ToolResult  struct{ Text string }
-	ToolHandler func(ctx context.Context, call ToolCall) (ToolResult, error)
-
-	PermissionRequest  struct{}
-	PermissionDecision struct{}
-	PermissionHandler  func(ctx context.Context, r PermissionRequest) (PermissionDecision, error)
-
-	UserInputRequest       struct{ Question string }
-	UserInputResponse      struct{ Answer string }
-	ElicitationRequest     struct{}
-	ElicitationResult      struct{}
-	ExitPlanModeRequest    struct{}
-	ExitPlanModeResult     struct{}
-	AutoModeSwitchRequest  struct{}
-	AutoModeSwitchResponse string
-	MCPAuthRequest         struct{}
-	HookCall               struct {
-		Type  string
-		Input json.RawMessage
-	}
-	Hooks struct {
-		PreToolUse func(ctx context.Context) error
-	}
-	CommandCall struct{}
-)
-
-type MCPAuthToken struct {
-	AccessToken string        `json:"accessToken,required,secret"`
-	TokenType   string        `json:"tokenType,omitempty"`
-	ExpiresIn   time.Duration `json:"-"`
-}
