@@ -53,7 +53,7 @@ var (
 // ErrAuthentication and ErrCannotResume where the code or, for want of one, the server's words say so.
 type RPCError struct {
 	Method  string
-	Code    int             // JSON-RPC 2.0 code
+	Code    int             // JSON-RPC 2.0 code; 0 when the refusal stood in a result
 	Message string          // the server's words, unchanged
 	Data    json.RawMessage // nil when the server sent none
 
@@ -65,6 +65,9 @@ func (e *RPCError) Error() string {
 	text := e.text
 	if text == "" {
 		text = e.Message
+	}
+	if e.Code == 0 {
+		return fmt.Sprintf("copilot: %s: %s", e.Method, text)
 	}
 	return fmt.Sprintf("copilot: %s: %s (code %d)", e.Method, text, e.Code)
 }
@@ -349,8 +352,9 @@ type StartupTimings struct {
 type Client struct {
 	opts    *Options // behind a pointer, so that printing the client shows no secret
 	conn    *conn
-	proc    *process // nil unless Start launched one
-	peer    string   // which CLI, for error texts
+	proc    *process  // nil unless Start launched one
+	peer    string    // which CLI, for error texts
+	secrets *[]string // of the options, which no text may show, nor printing the client
 	log     *slog.Logger
 	server  ServerInfo
 	timings StartupTimings
@@ -369,6 +373,8 @@ type Client struct {
 	routes   map[string]route    // by session id
 	releases map[string]*release // in flight, by session id
 	stop     *stopRun
+
+	models models
 }
 
 // Start launches a CLI and connects to it. ctx bounds the start only. An error leaves no process behind. It is typed:
@@ -510,8 +516,9 @@ func attach(ctx context.Context, o Options, rwc io.ReadWriteCloser, peer string,
 }
 
 func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *Client {
+	secrets := secretsOf(&o)
 	c := &Client{
-		opts: &o, proc: proc, peer: peer, log: o.Logger,
+		opts: &o, proc: proc, peer: peer, secrets: &secrets, log: o.Logger,
 		lifecycle: newRing[LifecycleEvent](lifecycleBuffer),
 		types:     make(eventTypes),
 		done:      make(chan struct{}),
@@ -592,7 +599,7 @@ func (c *Client) do(ctx context.Context, cl *call, params any) (json.RawMessage,
 
 // mask hides this client's secrets and session ids in a text of the server's: those of open sessions and the one that params name.
 func (c *Client) mask(text string, params any) string {
-	hide := []string{c.opts.GitHubToken, c.opts.ConnectionToken}
+	hide := slices.Clone(*c.secrets)
 	if raw, err := marshal(params); err == nil {
 		hide = append(hide, unquote(member(raw, "sessionId")))
 	}
@@ -638,9 +645,30 @@ func decodeResult(method string, raw json.RawMessage, result any) error {
 		return nil
 	}
 	if err := json.Unmarshal(raw, result); err != nil {
-		return fmt.Errorf("copilot: result of %s: %w", method, err)
+		return fmt.Errorf("copilot: result of %s: %w", method, clipped{err})
 	}
 	return nil
+}
+
+// clipped is an error of encoding/json or time with its text cut: it may quote the peer at length.
+type clipped struct{ err error }
+
+func (e clipped) Error() string {
+	text := e.err.Error()
+	if len(text) > maxQuote {
+		text = strings.ToValidUTF8(text[:maxQuote], "") + "..."
+	}
+	return text
+}
+
+func (e clipped) Unwrap() error { return e.err }
+
+// refused is the error for a request that the server took and then answered with a refusal in its own words.
+func (c *Client) refused(method, words, sessionID string) error {
+	if words == "" {
+		words = "refused"
+	}
+	return &RPCError{Method: method, Message: words, text: c.mask(words, map[string]string{"sessionId": sessionID})}
 }
 
 // PID returns the process id of the CLI that this client launched, 0 when it launched none.
@@ -956,10 +984,7 @@ func (s *Session) deliver(e Event) {
 	s.mu.Lock()
 	switch e.Type {
 	case EventCapabilitiesChanged:
-		var change Capabilities
-		if e.Decode(&change) == nil {
-			s.capabilities.merge(change)
-		}
+		s.capabilities.merge(e.Data)
 	case EventSessionCanvasOpened:
 		var canvas OpenCanvas
 		if e.Decode(&canvas) == nil {
@@ -1024,25 +1049,14 @@ func (s *Session) Disconnect(ctx context.Context) error {
 	return nil
 }
 
-// call makes a request that belongs to the session.
+// call makes a request that belongs to the session. then is as in call.then: it runs once, whatever happens.
 func (s *Session) call(ctx context.Context, method string, params any, then func(json.RawMessage, error)) (json.RawMessage, error) {
-	err := s.failure()
-	if err == nil {
-		s.client.mu.Lock()
-		if s.phase == leaving {
-			err = ErrClosed
+	own, err := s.callParams(params)
+	if err != nil {
+		if then != nil {
+			then(nil, err)
 		}
-		s.client.mu.Unlock()
-	}
-	if err != nil {
 		return nil, s.errorFor(err)
-	}
-	own, err := withSession(s.id, params)
-	if err != nil {
-		return nil, err
-	}
-	if s.client.stopping.Load() {
-		return nil, s.errorFor(ErrClosed)
 	}
 	raw, err := s.client.do(ctx, &call{method: method, then: then, until: s.ctx.Done()}, own)
 	if errors.Is(err, ErrSessionNotFound) {
@@ -1055,6 +1069,20 @@ func (s *Session) call(ctx context.Context, method string, params any, then func
 		return nil, s.errorFor(err)
 	}
 	return raw, nil
+}
+
+// callParams completes the params of a call, or says why there can be none.
+func (s *Session) callParams(params any) (json.RawMessage, error) {
+	if err := s.failure(); err != nil {
+		return nil, err
+	}
+	s.client.mu.Lock()
+	left := s.phase == leaving
+	s.client.mu.Unlock()
+	if left || s.client.stopping.Load() {
+		return nil, ErrClosed
+	}
+	return withSession(s.id, params)
 }
 
 func (s *Session) errorFor(err error) error {
@@ -1071,7 +1099,10 @@ func (s *Session) Call(ctx context.Context, method string, params, result any) e
 	if err != nil {
 		return err
 	}
-	return decodeResult(method, raw, result)
+	if err := decodeResult(method, raw, result); err != nil {
+		return s.errorFor(err)
+	}
+	return nil
 }
 
 // Send gives the agent a message and returns its id as soon as the server has it; the turn's events follow. While a turn runs, Message.Mode
@@ -1136,7 +1167,7 @@ func (s *Session) Abort(ctx context.Context) error {
 		return err
 	}
 	if result.Success != nil && !*result.Success && result.Error != "" {
-		return s.errorFor(fmt.Errorf("copilot: session.abort: %s", result.Error))
+		return s.errorFor(s.client.refused("session.abort", result.Error, s.id))
 	}
 	cancelTasks(running, ErrAborted) // as the abort event does, where there was a turn to say it
 	return nil
@@ -1230,6 +1261,7 @@ type turns struct {
 	active *turn // the one that is waited for
 
 	logging int             // Log calls with level error in flight: an error event may be theirs
+	recent  []string        // ids of the error events that came meanwhile
 	logged  map[string]bool // ids of error events that Log has caused and that have not come yet
 }
 
@@ -1247,7 +1279,7 @@ type turn struct {
 	started  bool       // its user.message was seen: what came before it belongs to others
 	earlier  bool       // an earlier run may own the next idle
 	early    []numbered // what came before the answer and may be the turn's
-	held     []numbered // errors that may be our own Log's
+	held     []numbered // errors that may be our own Log's, and what ended the turn after them
 	begin    uint64     // number of its first event
 	end      uint64     // number after its last event
 	backstop *time.Timer
@@ -1264,7 +1296,7 @@ type numbered struct {
 	n     uint64
 }
 
-const maxEarly = 4096 // events kept while a send is unanswered
+const maxEarly = 4096 // events, or ids of some, kept while a send or a Log is unanswered
 
 // begin takes the session's turn slot and sends the message.
 func (s *Session) begin(ctx context.Context, m Message) (*turn, error) {
@@ -1353,7 +1385,10 @@ func (ts *turns) event(e *Event, n uint64) {
 		t.events++
 		t.seen, t.seenAt = e.Type, time.Now()
 	}
-	if e.AgentID != "" {
+	switch {
+	case e.AgentID != "",
+		e.Type == EventSessionError && ts.ownError(e.ID),
+		e.Type == EventSessionIdle && worksOn(member(e.Data, "backgroundTasks")):
 		return
 	}
 	if t != nil {
@@ -1368,8 +1403,63 @@ func (ts *turns) event(e *Event, n uint64) {
 		ts.busy = true
 	case EventSessionIdle:
 		ts.busy, ts.owed = false, false
-	case EventSessionError:
-		delete(ts.logged, e.ID)
+	}
+}
+
+// worksOn reports whether the list in an idle names work that goes on in the background: agents or shells, in one list or a list for each kind.
+// Servers of today hold the idle back instead.
+func worksOn(raw json.RawMessage) bool {
+	var tasks []json.RawMessage
+	var kinds map[string][]json.RawMessage
+	if json.Unmarshal(raw, &tasks) != nil && json.Unmarshal(raw, &kinds) == nil {
+		for _, kind := range kinds {
+			tasks = append(tasks, kind...)
+		}
+	}
+	return len(tasks) > 0
+}
+
+// ownError reports whether an error event is known to be a Log's.
+func (ts *turns) ownError(id string) bool {
+	if ts.logged[id] {
+		delete(ts.logged, id)
+		return true
+	}
+	if ts.logging > 0 && len(ts.recent) < maxEarly {
+		ts.recent = append(ts.recent, id)
+	}
+	return false
+}
+
+// logDone takes the answer to a Log with level error; id is that of its event, which has come or will come, "" when there is none.
+func (ts *turns) logDone(id string) {
+	own := func(n numbered) bool { return n.event.Type == EventSessionError && n.event.ID == id }
+	t := ts.active
+	switch {
+	case id == "":
+	case slices.Contains(ts.recent, id):
+		if t != nil {
+			t.early, t.held = slices.DeleteFunc(t.early, own), slices.DeleteFunc(t.held, own)
+		}
+	case len(ts.logged) < maxEarly:
+		if ts.logged == nil {
+			ts.logged = make(map[string]bool)
+		}
+		ts.logged[id] = true
+	}
+	if ts.logging--; ts.logging == 0 {
+		ts.recent = nil
+	}
+	if t == nil {
+		return
+	}
+	held := t.held
+	t.held = nil
+	for _, e := range held { // holds again what may be another Log's
+		t.step(&e.event, e.n)
+		if e.event.Type == EventSessionIdle && t.isOver() {
+			ts.owed = false // it came after the error that was held
+		}
 	}
 }
 
@@ -1393,6 +1483,16 @@ func (t *turn) step(e *Event, n uint64) {
 		return
 	}
 	ts := &t.session.turns
+	if last := len(t.held) - 1; last >= 0 && e.Type != EventUserMessage {
+		if t.held[last].event.Type != EventSessionError {
+			return // the turn is over, one way or the other
+		}
+		switch e.Type {
+		case EventAbort, EventSessionShutdown, EventSessionIdle:
+			t.held = append(t.held, numbered{*e, n})
+			return
+		}
+	}
 	switch e.Type {
 	case EventUserMessage:
 		switch unquote(member(e.Data, "messageId")) {
@@ -1443,16 +1543,18 @@ func (t *turn) step(e *Event, n uint64) {
 	}
 }
 
-// failed ends the turn with a final error: not one that the runtime will retry with another model, not another message's, not our own Log's.
+// failed ends the turn with a final error: not one that the runtime will retry with another model, not another message's. One that may
+// be our own Log's waits for that call's answer.
 func (t *turn) failed(e *Event, n uint64) {
 	ts := &t.session.turns
 	origin := unquote(member(e.Data, "originatingMessageId"))
 	switch {
 	case string(member(e.Data, "eligibleForAutoSwitch")) == "true":
 	case origin != "" && origin != t.id:
-	case ts.logged[e.ID]:
 	case origin == "" && ts.logging > 0:
-		t.held = append(t.held, numbered{*e, n})
+		if len(t.held) <= ts.logging { // one more than can be a Log's
+			t.held = append(t.held, numbered{*e, n})
+		}
 	default:
 		ts.owed = true // the server sends an idle after it
 		t.finish(t.session.errorFor(newAgentError(e)), n+1)

@@ -224,6 +224,7 @@ func (s *Session) answered(raw json.RawMessage, err error) {
 	if err != nil {
 		return
 	}
+	s.adopt(raw)
 	c := s.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -249,19 +250,38 @@ func (s *Session) answered(raw json.RawMessage, err error) {
 	}
 }
 
-// opened takes over the answer of the server.
+// startAnswer is what the server says of a session that it has opened.
+type startAnswer struct {
+	SessionID           string          `json:"sessionId"`
+	WorkspacePath       string          `json:"workspacePath"`
+	RemoteURL           string          `json:"remoteUrl"`
+	Capabilities        json.RawMessage `json:"capabilities"`
+	OpenCanvases        []OpenCanvas    `json:"openCanvases"`
+	OpenCanvasInstances []OpenCanvas    `json:"openCanvasInstances"` // its name in old servers
+}
+
+// adopt takes over what the answer says, on the reader: the events behind it may change that again.
+func (s *Session) adopt(raw json.RawMessage) {
+	var a startAnswer
+	if json.Unmarshal(raw, &a) != nil {
+		return // opened reports it
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.workspacePath, s.remoteURL = a.WorkspacePath, a.RemoteURL
+	s.capabilities.merge(a.Capabilities)
+	for _, canvas := range append(a.OpenCanvases, a.OpenCanvasInstances...) {
+		s.putCanvasLocked(canvas)
+	}
+}
+
+// opened checks the answer of the server.
 func (s *Session) opened(raw json.RawMessage) error {
-	var result struct {
-		SessionID     string       `json:"sessionId"`
-		WorkspacePath string       `json:"workspacePath"`
-		RemoteURL     string       `json:"remoteUrl"`
-		Capabilities  Capabilities `json:"capabilities"`
-		OpenCanvases  []OpenCanvas `json:"openCanvases"`
+	var a startAnswer
+	if err := json.Unmarshal(raw, &a); err != nil {
+		return fmt.Errorf("copilot: the answer to a start: %w", clipped{err})
 	}
-	if err := json.Unmarshal(raw, &result); err != nil {
-		return fmt.Errorf("copilot: the answer to a start: %w", err)
-	}
-	returned := result.SessionID
+	returned := a.SessionID
 	if returned == "" && s.kind == startResume {
 		returned = s.id // servers from before it was sent
 	}
@@ -271,13 +291,6 @@ func (s *Session) opened(raw json.RawMessage) error {
 	if returned != s.id {
 		s.stray = returned
 		return &SessionIDMismatchError{Requested: s.id, Returned: returned}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.workspacePath, s.remoteURL = result.WorkspacePath, result.RemoteURL
-	s.capabilities.merge(result.Capabilities)
-	for _, canvas := range result.OpenCanvases {
-		s.putCanvasLocked(canvas)
 	}
 	return nil
 }

@@ -434,8 +434,8 @@ func (l *limiter) next() {
 }
 
 // protect calls host code and hands its outcome to done, once, also when it panics or ends its goroutine.
-func protect(c *Client, f func() (any, error), done func(any, error)) {
-	var result any
+func protect[T any](c *Client, f func() (T, error), done func(T, error)) {
+	var result T
 	err := errPanic
 	returned := false
 	defer func() {

@@ -1170,12 +1170,12 @@ func (s *Session) transformJob(params json.RawMessage) job {
 				if h == nil {
 					continue
 				}
-				protect(s.client, func() (any, error) { return h(ctx, section.Content) }, func(content any, err error) {
+				protect(s.client, func() (string, error) { return h(ctx, section.Content) }, func(content string, err error) {
 					if err != nil { // the section stays as it is
 						s.client.log.Warn("copilot: a transform failed", "section", clip(id), "error", s.client.mask(clip(err.Error()), nil))
 						return
 					}
-					wire.Sections[id] = promptSection{content.(string)}
+					wire.Sections[id] = promptSection{content}
 				})
 			}
 			return nil, nil
