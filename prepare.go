@@ -149,11 +149,7 @@ func (p *PreparedSession) run(ctx context.Context) error {
 	if err := c.reserve(ctx, s); err != nil {
 		return err
 	}
-	params := p.config.params
-	if get := c.opts.TraceContext; get != nil {
-		params = withTrace(params, get, ctx)
-	}
-	raw, err := c.call(ctx, p.method, params, s.answered)
+	raw, err := c.call(ctx, p.method, c.withTrace(ctx, p.config.params), s.answered)
 	if err != nil {
 		return err
 	}
@@ -302,7 +298,7 @@ func (s *Session) opened(raw json.RawMessage) error {
 // followUp sends the requests that complete a start. None is sent after one that failed.
 func (p *PreparedSession) followUp(ctx context.Context) error {
 	s := p.session
-	if s.onMCPAuth != nil {
+	if s.host.mcpAuth != nil {
 		if err := s.callStarting(ctx, "session.eventLog.registerInterest", map[string]string{"eventType": string(EventMCPOAuthRequired)}); err != nil {
 			return err
 		}
@@ -421,7 +417,12 @@ func splice(object json.RawMessage, name, value string) json.RawMessage {
 	return append(b, rest...)
 }
 
-func withTrace(params json.RawMessage, get func(context.Context) (string, string), ctx context.Context) json.RawMessage {
+// withTrace adds the W3C trace context of a call: what Options.TraceContext says or, without it, that of the handler which makes the call.
+func (c *Client) withTrace(ctx context.Context, params json.RawMessage) json.RawMessage {
+	get := c.opts.TraceContext
+	if get == nil {
+		get = TraceContextFrom
+	}
 	parent, state := get(ctx)
 	if state != "" {
 		params = splice(params, "tracestate", state)

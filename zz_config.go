@@ -231,6 +231,9 @@ type SessionConfig struct {
 	OnAutoModeSwitch func(ctx context.Context, r AutoModeSwitchRequest) (AutoModeSwitchResponse, error) `json:"requestAutoModeSwitch"`
 	// OnMCPAuth provides tokens for MCP servers; nil, nil declines.
 	OnMCPAuth func(ctx context.Context, r MCPAuthRequest) (*MCPAuthToken, error) `json:"-"`
+	// OnSampling lets MCP servers use the model: it returns MCP's CreateMessageResult, or nil to decline. Without it their requests are
+	// left to other clients.
+	OnSampling func(ctx context.Context, r SamplingRequest) (any, error) `json:"-"`
 	// Hooks are functions that run at fixed points of the agent's work.
 	Hooks *Hooks `json:"-"`
 	// OnHook receives every hook that Hooks has no function for.
