@@ -851,6 +851,8 @@ func (c *Client) releaseAll(ctx context.Context) (errs []error) {
 	for _, r := range routes {
 		if rel := r.release(); rel != nil {
 			releases = append(releases, rel)
+		} else {
+			r.end(ErrClosed) // a start without an answer; what that brings is released when it comes
 		}
 	}
 	c.mu.Lock()
@@ -919,7 +921,6 @@ type Session struct {
 	start     *start
 	live      bool     // events are for this session: its request is on its way or was answered
 	releasing *release // not nil from phase leaving on
-	stray     string   // the other id that the server answered with
 
 	mu            sync.Mutex // never held over I/O or host code
 	workspacePath string
@@ -1016,13 +1017,13 @@ func (s *Session) end(cause error) {
 	s.cancel(cause)
 }
 
-// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight. It returns nil for a session that is not
-// open. Requests of the server are served until it has answered.
+// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight with cause. It returns nil for a session that
+// the server does not have. Requests of the server are served until it has answered.
 func (s *Session) leave(cause error) *release {
 	c := s.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.phase == open && c.routes[s.id].session == s {
+	if c.routes[s.id].session == s && (s.phase == open || s.phase == starting && s.start.accepted) {
 		s.phase = leaving
 		s.releasing = c.releaseLocked(s.id, "session.destroy")
 		s.tasks.release(cause)
