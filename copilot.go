@@ -254,11 +254,12 @@ type Options struct {
 	TraceContext func(ctx context.Context) (traceparent, tracestate string)
 	// ListModels replaces the server's model list, for hosts that bring their own.
 	ListModels func(ctx context.Context) ([]Model, error)
-	// ModelTransport serves the runtime's model traffic.
+	// ModelTransport serves the runtime's model traffic, of all sessions, in place of the network. Its RoundTrip may stream both ways; the
+	// request's context ends when the runtime cancels the request, and knows more of it, see [ModelRequestFrom].
 	ModelTransport http.RoundTripper `json:"-"`
 	// SessionFS makes this client serve the files of its sessions.
 	SessionFS *SessionFSConfig `json:"-"`
-	// OnGitHubTelemetry gets the runtime's telemetry events, in order.
+	// OnGitHubTelemetry gets the runtime's telemetry events, in order, one at a time. Of those that wait for it the newest 1024 are kept.
 	OnGitHubTelemetry func(GitHubTelemetry)
 	// PluginDirs are absolute directories of built-in plugins.
 	PluginDirs []string
@@ -307,6 +308,9 @@ func (o *Options) checked() (Options, error) {
 		if !filepath.IsAbs(dir) {
 			return c, fmt.Errorf("%w: PluginDirs: %q is not absolute", ErrInvalidConfig, dir)
 		}
+	}
+	if err := c.SessionFS.checked(); err != nil {
+		return c, err
 	}
 	if c.StopGrace == 0 {
 		c.StopGrace = 5 * time.Second
@@ -375,6 +379,7 @@ type Client struct {
 	stop     *stopRun
 
 	models models
+	host   *host // behind a pointer, as opts
 }
 
 // Start launches a CLI and connects to it. ctx bounds the start only. An error leaves no process behind. It is typed:
@@ -526,6 +531,7 @@ func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *C
 		releases:  make(map[string]*release),
 	}
 	c.agentWork.max, c.hostWork.max = o.MaxHandlers, o.MaxHandlers
+	c.host = newHost()
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.conn = newConn(rwc, o.MaxFrameBytes, o.Logger)
 	c.conn.handle, c.conn.explain, c.conn.ended = c.dispatch, c.explain, c.connectionEnded
@@ -573,7 +579,7 @@ func (c *Client) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return c.setUpHosting(ctx)
 }
 
 // call is conn.call for a client that has not been stopped. Errors of the server lose what their text must not show.
@@ -914,6 +920,7 @@ type Session struct {
 	host    handlers
 	tasks   tasks
 	secrets *[]string // values of the configuration that no text may show, nor printing the session
+	hosted  *hosted   // behind a pointer, as secrets
 
 	// Guarded by client.mu. id is "" until the server has chosen it, and does not change after the start.
 	id        string
@@ -941,6 +948,7 @@ func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Sessi
 		ring:    newRing[Event](size),
 		secrets: &secrets,
 		host:    cfg.handlers(),
+		hosted:  new(hosted),
 	}
 	s.turns.busy = kind == startResume // the server may be in the middle of something
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
@@ -1006,6 +1014,7 @@ func (s *Session) end(cause error) {
 	if c.routes[s.id].session == s {
 		delete(c.routes, s.id)
 	}
+	c.unregisterLocked(s)
 	c.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()

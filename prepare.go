@@ -60,11 +60,20 @@ func (c *Client) prepare(kind startKind, method, id string, cfg *SessionConfig) 
 	if cfg == nil {
 		cfg = &SessionConfig{}
 	}
+	if cfg.GitHubTokenProvider != nil && cfg.GitHubTokenProviderRegistrationID == "" {
+		registered := *cfg
+		registered.GitHubTokenProviderRegistrationID = newUUID()
+		cfg = &registered
+	}
 	encoded, err := cfg.encode(kind, id, c.opts)
 	if err != nil {
 		return nil, err
 	}
-	return &PreparedSession{session: newSession(c, id, kind, cfg), id: id, method: method, config: encoded}, nil
+	s := newSession(c, id, kind, cfg)
+	if s.hosted, err = c.hosting(id, cfg); err != nil {
+		return nil, err
+	}
+	return &PreparedSession{session: s, id: id, method: method, config: encoded}, nil
 }
 
 // SessionID returns the id that the session will have, "" when the server will choose it.
@@ -191,6 +200,7 @@ func (c *Client) reserve(ctx context.Context, s *Session) error {
 			c.mu.Unlock()
 			return err
 		}
+		c.registerLocked(s)
 		if s.id == "" { // registered by answered
 			c.mu.Unlock()
 			return nil
