@@ -237,6 +237,9 @@ type SessionConfig struct {
 	OnAutoModeSwitch func(ctx context.Context, r AutoModeSwitchRequest) (AutoModeSwitchResponse, error) `json:"requestAutoModeSwitch"`
 	// OnMCPAuth provides tokens for MCP servers; nil, nil declines.
 	OnMCPAuth func(ctx context.Context, r MCPAuthRequest) (*MCPAuthToken, error) `json:"-"`
+	// OnSampling lets MCP servers use the model: it returns MCP's CreateMessageResult, or nil to decline. Without it their requests are
+	// left to other clients.
+	OnSampling func(ctx context.Context, r SamplingRequest) (any, error) `json:"-"`
 	// Hooks are functions that run at fixed points of the agent's work.
 	Hooks *Hooks `json:"-"`
 	// OnHook receives every hook that Hooks has no function for.
@@ -1049,7 +1052,7 @@ func (e *encoder) encode(v any) (json.RawMessage, error) {
 		return json.RawMessage("null"), nil
 	}
 	if err := e.value(reflect.ValueOf(v), false); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrInvalidConfig, strings.TrimPrefix(strings.Join(e.path, ""), "."), err)
+		return nil, fmt.Errorf("%w: %s: %w", ErrInvalidConfig, strings.ReplaceAll(strings.Join(e.path, "."), ".[", "["), err)
 	}
 	return e.buf.Bytes(), nil
 }
@@ -1143,23 +1146,22 @@ func (e *encoder) members(v reflect.Value, names *[]string) error {
 			continue
 		}
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		opts := strings.Split(options, ",")
-		if !f.IsExported() || name == "-" || fv.IsZero() && slices.Contains(opts, "omitempty") {
+		if !f.IsExported() || name == "-" || fv.IsZero() && tagHas(options, "omitempty") {
 			continue
 		}
 		name = cmp.Or(name, f.Name)
-		e.path = append(e.path, "."+f.Name)
+		e.path = append(e.path, f.Name)
 		switch {
 		case e.mask:
-		case fv.IsZero() && slices.Contains(opts, "required"):
+		case fv.IsZero() && tagHas(options, "required"):
 			return errors.New("missing")
-		case e.refuse != "" && slices.Contains(opts, e.refuse):
+		case e.refuse != "" && tagHas(options, e.refuse):
 			return fmt.Errorf("only %s takes it", e.refuse)
 		}
 		*names = append(*names, name)
 		e.comma('{')
 		e.buf.WriteString(strconv.Quote(name) + ":")
-		if err := e.value(fv, slices.Contains(opts, "secret")); err != nil {
+		if err := e.value(fv, tagHas(options, "secret")); err != nil {
 			return err
 		}
 		e.path = e.path[:len(e.path)-1]
@@ -1167,10 +1169,21 @@ func (e *encoder) members(v reflect.Value, names *[]string) error {
 	return nil
 }
 
+// tagHas reports whether a tag's options, separated by commas, include this one.
+func tagHas(options, name string) bool {
+	for options != "" {
+		var option string
+		if option, options, _ = strings.Cut(options, ","); option == name {
+			return true
+		}
+	}
+	return false
+}
+
 // extra writes members that have no field. What they hold is unknown, so people do not see it.
 func (e *encoder) extra(m map[string]json.RawMessage, names *[]string) error {
 	for _, k := range slices.Sorted(maps.Keys(m)) {
-		e.path = append(e.path, fmt.Sprintf(".Extra[%.64q]", k))
+		e.path = append(e.path, fmt.Sprintf("Extra[%.64q]", k))
 		if slices.Contains(*names, k) && !e.mask {
 			return errors.New("a field has that name")
 		}

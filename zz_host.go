@@ -135,44 +135,35 @@ func (c *Client) setUpHosting(ctx context.Context) error {
 	return nil
 }
 
-// serveHost serves a request for what the host keeps, and reports whether method is one.
-func (c *Client) serveHost(s *Session, method string, m *message) bool {
+// hostRequest is directRequest for what the host keeps.
+func (c *Client) hostRequest(method string) func(s *Session, params json.RawMessage) job {
 	var serve func(ctx context.Context, s *Session, params json.RawMessage) (any, error)
+	j := job{host: true}
 	switch method {
-	case "llmInference.httpRequestStart", "llmInference.httpRequestChunk":
-		c.serveModel(s, method, m)
-		return true
 	case "gitHubToken.getToken":
 		serve = c.serveGitHubToken
 	case "providerToken.getToken":
 		serve = serveProviderToken
 	case "canvas.open", "canvas.close", "canvas.action.invoke":
+		j.reply = canvasReply
 		serve = func(ctx context.Context, s *Session, params json.RawMessage) (any, error) {
 			return serveCanvas(ctx, s, method, params)
 		}
 	case "sessionFs.readFile", "sessionFs.writeFile", "sessionFs.appendFile", "sessionFs.exists", "sessionFs.stat", "sessionFs.mkdir",
 		"sessionFs.readdir", "sessionFs.readdirWithTypes", "sessionFs.rm", "sessionFs.rename",
 		"sessionFs.sqliteQuery", "sessionFs.sqliteTransaction", "sessionFs.sqliteExists":
+		j.scope = serviceScope // a release must not cancel the writes that it causes
 		serve = func(ctx context.Context, s *Session, params json.RawMessage) (any, error) {
 			return serveFile(ctx, s, method, params)
 		}
 	default:
-		return false
+		return nil
 	}
-	if s == nil && method != "gitHubToken.getToken" {
-		c.conn.replyNow(m.id, nil, &RPCError{Code: codeInvalidParams, Message: method + ": no such session is open here"})
-		return true
+	return func(s *Session, params json.RawMessage) job {
+		j := j
+		j.run = func(ctx context.Context) (any, error) { return serve(ctx, s, params) }
+		return j
 	}
-	id, params := m.id, m.params
-	t := c.task(s, &c.hostWork, "request "+string(id))
-	if strings.HasPrefix(method, "sessionFs.") {
-		t.set = nil // a release must not cancel the writes that it causes; the session's end does
-	}
-	t.start(func() {
-		protect(c.log, func() (any, error) { return serve(t.ctx, s, params) },
-			func(result any, err error) { c.answer(id, result, err) })
-	})
-	return true
 }
 
 // ---- session files ----
@@ -882,28 +873,30 @@ func serveCanvas(ctx context.Context, s *Session, method string, params json.Raw
 	call := p.CanvasCall
 	call.WorkingDirectory, call.CanvasesShown = p.Session.WorkingDirectory, p.Host.Capabilities.Canvases
 	canvas, declared := s.hosted.canvases[call.CanvasID]
-	var result any
-	var err error
-	protect(s.client.log, func() (any, error) {
-		switch {
-		case !declared || canvas.Open == nil:
-			return nil, &CanvasError{"canvas_handler_unset", "no handler for canvas " + quote(call.CanvasID)}
-		case method == "canvas.open":
-			return canvas.Open(ctx, call)
-		case method == "canvas.close" && canvas.Close == nil:
-			return nil, nil
-		case method == "canvas.close":
-			return nil, canvas.Close(ctx, call)
+	switch {
+	case !declared || canvas.Open == nil:
+		return nil, &CanvasError{"canvas_handler_unset", "no handler for canvas " + quote(call.CanvasID)}
+	case method == "canvas.open":
+		return canvas.Open(ctx, call)
+	case method == "canvas.close" && canvas.Close == nil:
+		return nil, nil
+	case method == "canvas.close":
+		return nil, canvas.Close(ctx, call)
+	}
+	for _, a := range canvas.Actions {
+		if a.Name == call.ActionName && a.Handler != nil {
+			return a.Handler(ctx, call)
 		}
-		for _, a := range canvas.Actions {
-			if a.Name == call.ActionName && a.Handler != nil {
-				return a.Handler(ctx, call)
-			}
-		}
-		return nil, &CanvasError{"canvas_action_no_handler", "no handler for action " + quote(call.ActionName)}
-	}, func(v any, e error) { result, err = v, e })
-	if err == nil {
-		return result, nil
+	}
+	return nil, &CanvasError{"canvas_action_no_handler", "no handler for action " + quote(call.ActionName)}
+}
+
+// canvasReply puts an error into the form that canvases have of their own.
+func canvasReply(result any, err error) (any, error) {
+	var rpc *RPCError
+	var params *paramsError
+	if err == nil || errors.As(err, &rpc) || errors.As(err, &params) {
+		return result, err
 	}
 	told := &CanvasError{"canvas_handler_error", err.Error()}
 	errors.As(err, &told)
@@ -991,7 +984,7 @@ type exchange struct {
 
 // serveModel takes a part of a model request, on the reader, and acknowledges it: the work is done elsewhere.
 func (c *Client) serveModel(s *Session, method string, m *message) {
-	refuse := func(bad *RPCError) { c.conn.replyNow(m.id, nil, bad) }
+	refuse := func(bad error) { c.conn.replyNow(m.id, nil, refusal(bad)) }
 	if c.opts.ModelTransport == nil {
 		refuse(&RPCError{Code: codeInternal, Message: "this client has no model transport"})
 		return
@@ -1015,23 +1008,39 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 	}
 	x := &exchange{client: c, id: p.RequestID, method: p.Method, url: p.URL, header: endToEnd(p.Headers), socket: p.Transport == "websocket"}
 	x.body.max, x.body.wake = maxRequestBody, make(chan struct{}, 1)
-	x.task = c.task(s, &c.hostWork, "model "+p.RequestID)
+	var sets []*tasks
+	if s != nil {
+		sets = append(sets, &s.tasks)
+	}
+	run := func(ctx context.Context) (any, error) {
+		defer context.AfterFunc(ctx, func() { x.body.fail(context.Cause(ctx)) })() // wakes a transport that reads the body
+		switch err := x.roundTrip(context.WithValue(ctx, modelRequestKey{}, p.ModelRequest)); err {
+		case nil, errModelUnwanted:
+			return nil, nil
+		default:
+			return nil, errors.New(x.mask(err.Error()))
+		}
+	}
+	x.task = c.newTask(s, job{host: true, run: run}, "model "+p.RequestID, sets...)
 	if p.RequestID == "" || !c.host.exchanges.add(x) {
 		x.task.cancel(nil)
-		refuse(&RPCError{Code: codeInvalidParams, Message: "params: requestId is missing or in use"})
+		refuse(&paramsError{errors.New("requestId is missing or in use")})
 		return
 	}
 	c.conn.replyNow(m.id, struct{}{}, nil)
-	ctx := context.WithValue(x.task.ctx, modelRequestKey{}, p.ModelRequest)
-	x.task.start(func() { x.run(ctx) })
+	x.task.start(func(_ any, err error) {
+		x.finish(x.task.ctx, err)
+		x.body.Close()
+		c.host.exchanges.remove(x)
+	})
 }
 
 // modelChunk gives a piece of a request's body to its exchange. Pieces for exchanges that are over are ignored.
-func (c *Client) modelChunk(params json.RawMessage) *RPCError {
+func (c *Client) modelChunk(params json.RawMessage) error {
 	id, data := unquote(member(params, "requestId")), member(params, "data") // which is decoded by whoever reads the body
 	is := func(name string) bool { return string(member(params, name)) == "true" }
 	if id == "" {
-		return &RPCError{Code: codeInvalidParams, Message: "params: requestId is missing"}
+		return &paramsError{errors.New("requestId is missing")}
 	}
 	switch x := c.host.exchanges.find(id); {
 	case x == nil:
@@ -1039,23 +1048,13 @@ func (c *Client) modelChunk(params json.RawMessage) *RPCError {
 	case is("cancel"):
 		x.task.cancel(errModelCancelled)
 	case len(data) > 0 && data[0] != '"':
-		bad := &RPCError{Code: codeInvalidParams, Message: "params: data is no string"}
+		bad := &paramsError{errors.New("data is no string")}
 		x.task.cancel(bad)
 		return bad
 	case !x.body.push(data, is("binary"), is("end")):
 		x.task.cancel(errBodyOverflow)
 	}
 	return nil
-}
-
-// run serves the exchange to its end.
-func (x *exchange) run(ctx context.Context) {
-	c := x.client
-	defer c.host.exchanges.remove(x)
-	defer x.body.Close()
-	defer context.AfterFunc(ctx, func() { x.body.fail(context.Cause(ctx)) })() // wakes a transport that reads the body
-	protect(c.log, func() (struct{}, error) { return struct{}{}, x.roundTrip(ctx) },
-		func(_ struct{}, err error) { x.finish(ctx, err) })
 }
 
 func (x *exchange) roundTrip(ctx context.Context) error {
@@ -1105,7 +1104,7 @@ func (x *exchange) roundTrip(ctx context.Context) error {
 
 // finish tells the runtime of an exchange that did not end well. It has a second for that, since ctx may have ended.
 func (x *exchange) finish(ctx context.Context, err error) {
-	if err == nil || err == errModelUnwanted {
+	if err == nil {
 		return
 	}
 	status, failure := http.StatusBadGateway, &exchangeError{}
@@ -1113,7 +1112,7 @@ func (x *exchange) finish(ctx context.Context, err error) {
 		const clientClosedRequest = 499
 		status, failure.Code, err = clientClosedRequest, "cancelled", context.Cause(ctx)
 	}
-	failure.Message = x.mask(err.Error())
+	failure.Message = err.Error()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
 	defer cancel()
 	err = nil
@@ -1442,7 +1441,7 @@ func (q *telemetry) deliver(c *Client) {
 	if err := json.Unmarshal(params, &event); err != nil { // what has the expected type is there all the same
 		c.log.Debug("copilot: a telemetry event of an unexpected shape", "error", err)
 	}
-	protect(c.log, func() (struct{}, error) { c.opts.OnGitHubTelemetry(event); return struct{}{}, nil }, func(struct{}, error) {})
+	protect(c, func() (struct{}, error) { c.opts.OnGitHubTelemetry(event); return struct{}{}, nil }, func(struct{}, error) {})
 }
 
 // ======== process.go ========

@@ -182,30 +182,30 @@ func hostProvider(m *modelServer) *ProviderConfig {
 
 func TestRealSessionFS(t *testing.T) {
 	model := newModelServer(t)
-	files := newMapFS()
 	c := startReal(t, Options{SessionFS: &SessionFSConfig{InitialCWD: "/workspace", StatePath: "/state", Conventions: "posix"}})
 	ctx := testContext(t)
-	s := createSession(t, c, &SessionConfig{Model: "fake-model", Provider: hostProvider(model), SessionFS: files})
-	for range 3 {
-		if m, err := s.SendAndWait(ctx, Message{Prompt: "say: kept in a map"}); err != nil || m.Content != "kept in a map" {
-			t.Fatalf("turn: %v %v", m, err)
+	for name, files := range map[string]SessionFS{"map": newMapFS(), "directory": DirFS(t.TempDir())} {
+		cfg := &SessionConfig{Model: "fake-model", Provider: hostProvider(model), SessionFS: files}
+		s := createSession(t, c, cfg)
+		for range 3 {
+			if m, err := s.SendAndWait(ctx, Message{Prompt: "say: kept by the host"}); err != nil || m.Content != "kept by the host" {
+				t.Fatalf("%s: turn: %v %v", name, m, err)
+			}
 		}
-	}
-	id := s.ID()
-	if err := s.Disconnect(ctx); err != nil {
-		t.Fatal(err)
-	}
-	log, err := files.ReadFile(ctx, "/state/events.jsonl")
-	if err != nil || strings.Count(string(log), "kept in a map") < 6 {
-		t.Errorf("the conversation is not in the map: %v\n%s", err, log)
-	}
-	s, err = c.ResumeSession(ctx, id, &SessionConfig{Model: "fake-model", Provider: hostProvider(model), SessionFS: files})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := s.SendAndWait(ctx, Message{Prompt: "history"})
-	if err != nil || !strings.Contains(m.Content, "kept in a map") {
-		t.Errorf("resumed from the map: %v %v", m, err)
+		if err := s.Disconnect(ctx); err != nil {
+			t.Fatal(err)
+		}
+		log, err := files.ReadFile(ctx, "/state/events.jsonl")
+		if err != nil || strings.Count(string(log), "kept by the host") < 6 {
+			t.Errorf("%s: the conversation is not there: %v\n%s", name, err, log)
+		}
+		s, err = c.ResumeSession(ctx, s.ID(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err := s.SendAndWait(ctx, Message{Prompt: "history"}); err != nil || !strings.Contains(m.Content, "kept by the host") {
+			t.Errorf("%s: resumed: %v %v", name, m, err)
+		}
 	}
 }
 
@@ -214,11 +214,17 @@ func TestRealModelTransport(t *testing.T) {
 	model.URL = "http://nowhere.invalid"
 	var mu sync.Mutex
 	var infos []ModelRequest
+	cancelled := make(chan struct{}, 1)
 	transport := roundTripper(func(req *http.Request) (*http.Response, error) {
 		info, _ := ModelRequestFrom(req.Context())
 		mu.Lock()
 		infos = append(infos, info)
 		mu.Unlock()
+		context.AfterFunc(req.Context(), func() {
+			if errors.Is(context.Cause(req.Context()), errModelCancelled) {
+				cancelled <- struct{}{}
+			}
+		})
 		return serveInMemory{model}.RoundTrip(req)
 	})
 	c := startReal(t, Options{ModelTransport: transport})
@@ -249,6 +255,7 @@ func TestRealModelTransport(t *testing.T) {
 	if err := await(t, "turn", turn); !errors.Is(err, ErrAborted) {
 		t.Error(err)
 	}
+	await(t, "cancellation of the model request", cancelled)
 }
 
 func TestRealBearerToken(t *testing.T) {
@@ -434,7 +441,7 @@ func TestSessionFSGolden(t *testing.T) {
 		{"mkdir", `{"path":"/m","mode":-1}`, `-32602 params`},
 		{"sqliteExists", `{}`, `-32603 this session has no SQLite`},
 		{"watch", `{"path":"/a"}`, `-32601 method not found: sessionFs.watch`},
-		{"readFile", `{"sessionId":"t","path":"/a/h"}`, `-32602 sessionFs.readFile: no such session is open here`},
+		{"readFile", `{"sessionId":"t","path":"/a/h"}`, `-32602 no such session here`},
 	} {
 		params := strings.Replace(tt.params, "{", `{"sessionId":"s",`, 1)
 		if strings.Contains(tt.params, "sessionId") {
@@ -644,7 +651,7 @@ func TestProviderToken(t *testing.T) {
 		{"s", "empty", bad},
 		{"s", "line", bad},
 		{"s", "panics", `-32603 the host's handler panicked`},
-		{"gone", "acme", `-32602 providerToken.getToken: no such session is open here`},
+		{"gone", "acme", `-32602 no such session here`},
 	} {
 		params := fmt.Sprintf(`{"sessionId":%q,"providerName":%q}`, tt.session, tt.provider)
 		if got := hostAnswer(p, "providerToken.getToken", params); got != tt.want {
@@ -826,7 +833,13 @@ type modelPeer struct {
 }
 
 func newModelPeer(t *testing.T, transport http.RoundTripper) (*Client, *modelPeer) {
-	c, p := newPeer(t, &Options{ModelTransport: transport})
+	logs := new(syncBuffer)
+	t.Cleanup(func() {
+		if strings.Contains(logs.String(), "3cr3t") {
+			t.Errorf("the log shows a secret:\n%s", logs)
+		}
+	})
+	c, p := newPeer(t, &Options{ModelTransport: transport, Logger: slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	m := &modelPeer{peer: p, frames: make(chan string, 1<<12), accept: func(peerMessage) bool { return true }}
 	take := func(p *peer, msg peerMessage) any {
 		var chunk struct {
@@ -1013,7 +1026,7 @@ func TestModelTransportFailures(t *testing.T) {
 		start     string
 		want      []string
 	}{
-		{name: "error", transport: respond(nil, errors.New("dial: key-3cr3t refused")), want: before("dial: [redacted] refused")},
+		{name: "refused", transport: respond(nil, errors.New("dial: key-3cr3t refused")), want: before("dial: [redacted] refused")},
 		{name: "nothing", transport: respond(nil, nil), want: before("Options.ModelTransport returned neither a response nor an error")},
 		{name: "panic", transport: func(*http.Request) (*http.Response, error) { panic("no") }, want: before("the host's handler panicked")},
 		{name: "goexit", transport: func(*http.Request) (*http.Response, error) { runtime.Goexit(); return nil, nil }, want: before("the host's handler panicked")},
