@@ -501,6 +501,64 @@ func TestSessionSQLiteGolden(t *testing.T) {
 	}
 }
 
+// blockingFS holds a write until it may end, and says what has become of its context then.
+type blockingFS struct {
+	*mapFS
+	begun, end chan struct{}
+}
+
+func (b blockingFS) AppendFile(ctx context.Context, name string, data []byte, perm fs.FileMode) error {
+	b.begun <- struct{}{}
+	select {
+	case <-b.end:
+		return ctx.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// The server writes the rest of the conversation while it lets go of a session.
+func TestSessionFSWritesDuringRelease(t *testing.T) {
+	leakCheck(t)
+	files := blockingFS{newMapFS(), make(chan struct{}), make(chan struct{})}
+	c, p := newPeer(t, &Options{SessionFS: &SessionFSConfig{InitialCWD: "/", StatePath: "/state"}})
+	s := createSession(t, c, &SessionConfig{SessionID: "s", SessionFS: files})
+	p.handle("session.destroy", func(*peer, peerMessage) any { return noAnswer })
+	const params = `{"sessionId":"s","path":"/state/events.jsonl","content":"x"}`
+	before := p.ask("sessionFs.appendFile", json.RawMessage(params))
+	await(t, "the write before", files.begun)
+	left := async(func() error { return s.Disconnect(testContext(t)) })
+	destroy := p.wait("session.destroy", 1)
+	during := p.ask("sessionFs.appendFile", json.RawMessage(params))
+	await(t, "the write during the release", files.begun)
+	close(files.end)
+	for _, answer := range []<-chan peerMessage{before, during} {
+		if got := hostText(await(t, "answer", answer)); got != "null" {
+			t.Errorf("got %s", got)
+		}
+	}
+	p.answer(destroy.ID, map[string]any{"success": true})
+	if err := await(t, "disconnect", left); err != nil {
+		t.Error(err)
+	}
+}
+
+// A handler that never comes back is told that the session has ended.
+func TestSessionFSEnds(t *testing.T) {
+	leakCheck(t)
+	files := blockingFS{newMapFS(), make(chan struct{}), nil}
+	c, p := newPeer(t, &Options{SessionFS: &SessionFSConfig{InitialCWD: "/", StatePath: "/state"}})
+	s := createSession(t, c, &SessionConfig{SessionID: "s", SessionFS: files})
+	answer := p.ask("sessionFs.appendFile", json.RawMessage(`{"sessionId":"s","path":"/f","content":"x"}`))
+	await(t, "the write", files.begun)
+	if err := s.Disconnect(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := hostText(await(t, "answer", answer)), `{"code":"UNKNOWN","message":"copilot: closed"}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestDirFSConfined(t *testing.T) {
 	ctx := testContext(t)
 	top := t.TempDir()
@@ -549,6 +607,9 @@ func TestDirFSConfined(t *testing.T) {
 		if err := files.RemoveAll(ctx, name+"/secret"); err == nil && !strings.HasPrefix(name, "/in/") {
 			t.Errorf("removed below %q", name)
 		}
+	}
+	if _, err := files.ReadFile(ctx, "/in/dir/secret"); !errors.Is(err, errLink) {
+		t.Errorf("below a link: %v", err)
 	}
 	if _, err := files.Stat(ctx, ""); !errors.Is(err, fs.ErrInvalid) {
 		t.Errorf("no name: %v", err)
@@ -1218,7 +1279,9 @@ func TestGitHubTelemetry(t *testing.T) {
 	leakCheck(t)
 	events := make(chan GitHubTelemetry, maxTelemetry+10)
 	block, blocked := make(chan struct{}), make(chan struct{})
-	c, p := newPeer(t, &Options{OnGitHubTelemetry: func(e GitHubTelemetry) {
+	logs := new(syncBuffer)
+	debug := slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	c, p := newPeer(t, &Options{Logger: debug, OnGitHubTelemetry: func(e GitHubTelemetry) {
 		events <- e
 		switch e.Event.Kind {
 		case "panic":
@@ -1263,6 +1326,9 @@ func TestGitHubTelemetry(t *testing.T) {
 		if got := await(t, "event", events); got.Event.Kind != fmt.Sprint(i) {
 			t.Fatalf("got %q, want %d", got.Event.Kind, i)
 		}
+	}
+	if !strings.Contains(logs.String(), fmt.Sprint("count=", dropped)) {
+		t.Errorf("the log does not count the dropped events:\n%s", logs)
 	}
 	if _, err := c.Ping(testContext(t), ""); err != nil {
 		t.Error(err)
