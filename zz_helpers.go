@@ -891,7 +891,8 @@ type ToolInfo struct {
 	DeferLoading   bool            `json:"deferLoading"` // found by tool search only
 }
 
-// Tools lists the tools that the model can call. The list is empty before the session's first message.
+// Tools lists the tools that the model can call. The server makes the list with a message: before the first one, and after a change such as
+// another model until the next, it is empty.
 //
 // Experimental: the server's schema marks it so.
 func (s *Session) Tools(ctx context.Context) ([]ToolInfo, error) {
