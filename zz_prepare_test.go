@@ -1203,7 +1203,9 @@ func TestStopDuringFollowUp(t *testing.T) {
 	stopped := async(func() error { return b.c.Stop(testContext(t)) })
 	destroy := b.p.wait("session.destroy", 1)
 	b.p.answer(update.ID, map[string]any{}) // the start is complete, too late
-	b.p.sync()
+	for i := 0; i < 10; i++ {
+		b.p.sync() // so that it has noticed, most probably
+	}
 	b.p.answer(destroy.ID, map[string]any{"success": true})
 	expectFailure(t, await(t, "start", a.result), "s", ErrClosed)
 	if err := await(t, "stop", stopped); err != nil {
@@ -1213,6 +1215,29 @@ func TestStopDuringFollowUp(t *testing.T) {
 		t.Errorf("%d releases", n)
 	}
 	expectEnd(t, a.sub, io.EOF)
+}
+
+// TestDeletedDuringStart ends a start with the notice that its session was deleted.
+func TestDeletedDuringStart(t *testing.T) {
+	prepEachWay(t, func(t *testing.T, way prepWay) {
+		for _, method := range []string{way.method, "session.options.update"} {
+			b := newStartBed(t, way)
+			b.p.handle("session.options.update", func(*peer, peerMessage) any { return noAnswer })
+			a := b.begin("s", followUps(), false)
+			if method != way.method {
+				b.accept(1, "s")
+			}
+			b.p.wait(method, 1)
+			b.p.send(notification("session.lifecycle", map[string]any{"type": "session.deleted", "sessionId": "s"}))
+			expectFailure(t, await(t, "start", a.result), "s", ErrSessionNotFound)
+			expectEnd(t, a.sub, ErrSessionNotFound)
+			if method == way.method {
+				b.accept(1, "s") // made again, by whatever: nobody wants it
+			}
+			b.expectDestroyed(method, "s")
+			expectRoutes(t, b.c)
+		}
+	})
 }
 
 // TestStartAwaitsRelease starts the id of a session whose Disconnect gave up waiting, and of one that a failed start is releasing.
