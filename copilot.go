@@ -46,8 +46,6 @@ var (
 	ErrCLINotFound     = errors.New("copilot: no Copilot CLI found")                          // nothing to start
 	ErrFrameTooLarge   = errors.New("copilot: frame larger than the limit")                   // see Options.MaxFrameBytes
 	ErrAborted         = errors.New("copilot: turn aborted")                                  // by Abort, or by a decision that ends the run
-	errStopRequested   = fmt.Errorf("%w: the session is being released", ErrClosed)           // cause of handlers' contexts
-	errResolved        = errors.New("copilot: the request was resolved elsewhere")            // cause of handlers' contexts
 	errUnanswered      = errors.New("copilot: the server did not answer the release in time") // why a release is not confirmed
 )
 
@@ -55,7 +53,7 @@ var (
 // ErrAuthentication and ErrCannotResume where the code or, for want of one, the server's words say so.
 type RPCError struct {
 	Method  string
-	Code    int             // JSON-RPC 2.0 code
+	Code    int             // JSON-RPC 2.0 code; 0 when the refusal stood in a result
 	Message string          // the server's words, unchanged
 	Data    json.RawMessage // nil when the server sent none
 
@@ -67,6 +65,9 @@ func (e *RPCError) Error() string {
 	text := e.text
 	if text == "" {
 		text = e.Message
+	}
+	if e.Code == 0 {
+		return fmt.Sprintf("copilot: %s: %s", e.Method, text)
 	}
 	return fmt.Sprintf("copilot: %s: %s (code %d)", e.Method, text, e.Code)
 }
@@ -253,11 +254,12 @@ type Options struct {
 	TraceContext func(ctx context.Context) (traceparent, tracestate string)
 	// ListModels replaces the server's model list, for hosts that bring their own.
 	ListModels func(ctx context.Context) ([]Model, error)
-	// ModelTransport serves the runtime's model traffic.
+	// ModelTransport serves the runtime's model traffic, of all sessions, in place of the network. Its RoundTrip may stream both ways; the
+	// request's context ends when the runtime cancels the request, and knows more of it, see [ModelRequestFrom].
 	ModelTransport http.RoundTripper `json:"-"`
 	// SessionFS makes this client serve the files of its sessions.
 	SessionFS *SessionFSConfig `json:"-"`
-	// OnGitHubTelemetry gets the runtime's telemetry events, in order.
+	// OnGitHubTelemetry gets the runtime's telemetry events, in order, one at a time. Of those that wait for it the newest 1024 are kept.
 	OnGitHubTelemetry func(GitHubTelemetry)
 	// PluginDirs are absolute directories of built-in plugins.
 	PluginDirs []string
@@ -307,6 +309,9 @@ func (o *Options) checked() (Options, error) {
 			return c, fmt.Errorf("%w: PluginDirs: %q is not absolute", ErrInvalidConfig, dir)
 		}
 	}
+	if err := c.SessionFS.checked(); err != nil {
+		return c, err
+	}
 	if c.StopGrace == 0 {
 		c.StopGrace = 5 * time.Second
 	}
@@ -351,8 +356,9 @@ type StartupTimings struct {
 type Client struct {
 	opts    *Options // behind a pointer, so that printing the client shows no secret
 	conn    *conn
-	proc    *process // nil unless Start launched one
-	peer    string   // which CLI, for error texts
+	proc    *process  // nil unless Start launched one
+	peer    string    // which CLI, for error texts
+	secrets *[]string // of the options, which no text may show, nor printing the client
 	log     *slog.Logger
 	server  ServerInfo
 	timings StartupTimings
@@ -363,6 +369,7 @@ type Client struct {
 	types     eventTypes // the reader's
 	agentWork limiter    // handler calls that the agent waits for
 	hostWork  limiter    // handler calls that the server needs before it can go on
+	requests  tasks      // direct requests of the server in flight, for all sessions
 	done      chan struct{}
 	stopping  atomic.Bool // Stop or a forced stop has begun: ends are clean from here on
 
@@ -370,6 +377,9 @@ type Client struct {
 	routes   map[string]route    // by session id
 	releases map[string]*release // in flight, by session id
 	stop     *stopRun
+
+	models models
+	host   *host // behind a pointer, as opts
 }
 
 // Start launches a CLI and connects to it. ctx bounds the start only. An error leaves no process behind. It is typed:
@@ -511,8 +521,9 @@ func attach(ctx context.Context, o Options, rwc io.ReadWriteCloser, peer string,
 }
 
 func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *Client {
+	secrets := secretsOf(&o)
 	c := &Client{
-		opts: &o, proc: proc, peer: peer, log: o.Logger,
+		opts: &o, proc: proc, peer: peer, secrets: &secrets, log: o.Logger,
 		lifecycle: newRing[LifecycleEvent](lifecycleBuffer),
 		types:     make(eventTypes),
 		done:      make(chan struct{}),
@@ -520,6 +531,7 @@ func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *C
 		releases:  make(map[string]*release),
 	}
 	c.agentWork.max, c.hostWork.max = o.MaxHandlers, o.MaxHandlers
+	c.host = newHost()
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.conn = newConn(rwc, o.MaxFrameBytes, o.Logger)
 	c.conn.handle, c.conn.explain, c.conn.ended = c.dispatch, c.explain, c.connectionEnded
@@ -567,7 +579,7 @@ func (c *Client) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return c.setUpHosting(ctx)
 }
 
 // call is conn.call for a client that has not been stopped. Errors of the server lose what their text must not show.
@@ -593,7 +605,7 @@ func (c *Client) do(ctx context.Context, cl *call, params any) (json.RawMessage,
 
 // mask hides this client's secrets and session ids in a text of the server's: those of open sessions and the one that params name.
 func (c *Client) mask(text string, params any) string {
-	hide := []string{c.opts.GitHubToken, c.opts.ConnectionToken}
+	hide := slices.Clone(*c.secrets)
 	if raw, err := marshal(params); err == nil {
 		hide = append(hide, unquote(member(raw, "sessionId")))
 	}
@@ -639,9 +651,30 @@ func decodeResult(method string, raw json.RawMessage, result any) error {
 		return nil
 	}
 	if err := json.Unmarshal(raw, result); err != nil {
-		return fmt.Errorf("copilot: result of %s: %w", method, err)
+		return fmt.Errorf("copilot: result of %s: %w", method, clipped{err})
 	}
 	return nil
+}
+
+// clipped is an error of encoding/json or time with its text cut: it may quote the peer at length.
+type clipped struct{ err error }
+
+func (e clipped) Error() string {
+	text := e.err.Error()
+	if len(text) > maxQuote {
+		text = strings.ToValidUTF8(text[:maxQuote], "") + "..."
+	}
+	return text
+}
+
+func (e clipped) Unwrap() error { return e.err }
+
+// refused is the error for a request that the server took and then answered with a refusal in its own words.
+func (c *Client) refused(method, words, sessionID string) error {
+	if words == "" {
+		words = "refused"
+	}
+	return &RPCError{Method: method, Message: words, text: c.mask(words, map[string]string{"sessionId": sessionID})}
 }
 
 // PID returns the process id of the CLI that this client launched, 0 when it launched none.
@@ -884,11 +917,10 @@ type Session struct {
 	ring    *ring[Event]
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
+	host    handlers
 	tasks   tasks
 	secrets *[]string // values of the configuration that no text may show, nor printing the session
-	custom  map[string]HandlerFunc
-
-	onMCPAuth func(ctx context.Context, r MCPAuthRequest) (*MCPAuthToken, error)
+	hosted  *hosted   // behind a pointer, as secrets
 
 	// Guarded by client.mu. id is "" until the server has chosen it, and does not change after the start.
 	id        string
@@ -915,9 +947,8 @@ func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Sessi
 		client: c, id: id, kind: kind,
 		ring:    newRing[Event](size),
 		secrets: &secrets,
-		custom:  maps.Clone(cfg.Handlers),
-
-		onMCPAuth: cfg.OnMCPAuth,
+		host:    cfg.handlers(),
+		hosted:  new(hosted),
 	}
 	s.turns.busy = kind == startResume // the server may be in the middle of something
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
@@ -962,10 +993,7 @@ func (s *Session) deliver(e Event) {
 	s.mu.Lock()
 	switch e.Type {
 	case EventCapabilitiesChanged:
-		var change Capabilities
-		if e.Decode(&change) == nil {
-			s.capabilities.merge(change)
-		}
+		s.capabilities.merge(e.Data)
 	case EventSessionCanvasOpened:
 		var canvas OpenCanvas
 		if e.Decode(&canvas) == nil {
@@ -986,6 +1014,7 @@ func (s *Session) end(cause error) {
 	if c.routes[s.id].session == s {
 		delete(c.routes, s.id)
 	}
+	c.unregisterLocked(s)
 	c.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -997,16 +1026,16 @@ func (s *Session) end(cause error) {
 	s.cancel(cause)
 }
 
-// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight. It returns nil for a session that the server
-// does not have. Requests of the server are served until it has answered.
-func (s *Session) leave() *release {
+// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight with cause. It returns nil for a session that
+// the server does not have. Requests of the server are served until it has answered.
+func (s *Session) leave(cause error) *release {
 	c := s.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.routes[s.id].session == s && (s.phase == open || s.phase == starting && s.start.accepted) {
 		s.phase = leaving
 		s.releasing = c.releaseLocked(s.id, "session.destroy")
-		s.tasks.cancelAll(errStopRequested)
+		s.tasks.release(cause)
 	}
 	return s.releasing
 }
@@ -1015,7 +1044,7 @@ func (s *Session) leave() *release {
 // also where it had before. The session ends with ErrClosed in any case; when ctx ends first, the release goes on in the background,
 // and a start under the same id waits for it. Handlers' contexts end; Disconnect never waits for handlers and may be called from one.
 func (s *Session) Disconnect(ctx context.Context) error {
-	r := s.leave()
+	r := s.leave(errLeaving)
 	if r == nil {
 		if err := s.failure(); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrSessionNotFound) {
 			return &SessionError{SessionID: s.id, Err: err}
@@ -1030,25 +1059,14 @@ func (s *Session) Disconnect(ctx context.Context) error {
 	return nil
 }
 
-// call makes a request that belongs to the session.
+// call makes a request that belongs to the session. then is as in call.then: it runs once, whatever happens.
 func (s *Session) call(ctx context.Context, method string, params any, then func(json.RawMessage, error)) (json.RawMessage, error) {
-	err := s.failure()
-	if err == nil {
-		s.client.mu.Lock()
-		if s.phase == leaving {
-			err = ErrClosed
+	own, err := s.callParams(params)
+	if err != nil {
+		if then != nil {
+			then(nil, err)
 		}
-		s.client.mu.Unlock()
-	}
-	if err != nil {
 		return nil, s.errorFor(err)
-	}
-	own, err := withSession(s.id, params)
-	if err != nil {
-		return nil, err
-	}
-	if s.client.stopping.Load() {
-		return nil, s.errorFor(ErrClosed)
 	}
 	raw, err := s.client.do(ctx, &call{method: method, then: then, until: s.ctx.Done()}, own)
 	if errors.Is(err, ErrSessionNotFound) {
@@ -1061,6 +1079,20 @@ func (s *Session) call(ctx context.Context, method string, params any, then func
 		return nil, s.errorFor(err)
 	}
 	return raw, nil
+}
+
+// callParams completes the params of a call, or says why there can be none.
+func (s *Session) callParams(params any) (json.RawMessage, error) {
+	if err := s.failure(); err != nil {
+		return nil, err
+	}
+	s.client.mu.Lock()
+	left := s.phase == leaving
+	s.client.mu.Unlock()
+	if left || s.client.stopping.Load() {
+		return nil, ErrClosed
+	}
+	return withSession(s.id, params)
 }
 
 func (s *Session) errorFor(err error) error {
@@ -1077,7 +1109,10 @@ func (s *Session) Call(ctx context.Context, method string, params, result any) e
 	if err != nil {
 		return err
 	}
-	return decodeResult(method, raw, result)
+	if err := decodeResult(method, raw, result); err != nil {
+		return s.errorFor(err)
+	}
+	return nil
 }
 
 // Send gives the agent a message and returns its id as soon as the server has it; the turn's events follow. While a turn runs, Message.Mode
@@ -1105,8 +1140,8 @@ func (s *Session) send(ctx context.Context, m Message, then func(json.RawMessage
 		}
 		return nil, err
 	}
-	if get := s.client.opts.TraceContext; get != nil && m.Traceparent == "" && m.Tracestate == "" {
-		params = withTrace(params, get, ctx)
+	if m.Traceparent == "" && m.Tracestate == "" {
+		params = s.client.withTrace(ctx, params)
 	}
 	return s.call(ctx, "session.send", params, then)
 }
@@ -1137,12 +1172,14 @@ func (s *Session) Abort(ctx context.Context) error {
 		Success *bool  `json:"success"`
 		Error   string `json:"error"`
 	}
+	running := s.tasks.ofTurn("")
 	if err := s.Call(ctx, "session.abort", nil, &result); err != nil {
 		return err
 	}
 	if result.Success != nil && !*result.Success && result.Error != "" {
-		return s.errorFor(fmt.Errorf("copilot: session.abort: %s", result.Error))
+		return s.errorFor(s.client.refused("session.abort", result.Error, s.id))
 	}
+	cancelTasks(running, ErrAborted) // as the abort event does, where there was a turn to say it
 	return nil
 }
 
@@ -1234,6 +1271,7 @@ type turns struct {
 	active *turn // the one that is waited for
 
 	logging int             // Log calls with level error in flight: an error event may be theirs
+	recent  []string        // ids of the error events that came meanwhile
 	logged  map[string]bool // ids of error events that Log has caused and that have not come yet
 }
 
@@ -1251,7 +1289,7 @@ type turn struct {
 	started  bool       // its user.message was seen: what came before it belongs to others
 	earlier  bool       // an earlier run may own the next idle
 	early    []numbered // what came before the answer and may be the turn's
-	held     []numbered // errors that may be our own Log's
+	held     []numbered // errors that may be our own Log's, and what ended the turn after them
 	begin    uint64     // number of its first event
 	end      uint64     // number after its last event
 	backstop *time.Timer
@@ -1268,7 +1306,7 @@ type numbered struct {
 	n     uint64
 }
 
-const maxEarly = 4096 // events kept while a send is unanswered
+const maxEarly = 4096 // events, or ids of some, kept while a send or a Log is unanswered
 
 // begin takes the session's turn slot and sends the message.
 func (s *Session) begin(ctx context.Context, m Message) (*turn, error) {
@@ -1357,7 +1395,10 @@ func (ts *turns) event(e *Event, n uint64) {
 		t.events++
 		t.seen, t.seenAt = e.Type, time.Now()
 	}
-	if e.AgentID != "" {
+	switch {
+	case e.AgentID != "",
+		e.Type == EventSessionError && ts.ownError(e.ID),
+		e.Type == EventSessionIdle && worksOn(member(e.Data, "backgroundTasks")):
 		return
 	}
 	if t != nil {
@@ -1372,8 +1413,63 @@ func (ts *turns) event(e *Event, n uint64) {
 		ts.busy = true
 	case EventSessionIdle:
 		ts.busy, ts.owed = false, false
-	case EventSessionError:
-		delete(ts.logged, e.ID)
+	}
+}
+
+// worksOn reports whether the list in an idle names work that goes on in the background: agents or shells, in one list or a list for each kind.
+// Servers of today hold the idle back instead.
+func worksOn(raw json.RawMessage) bool {
+	var tasks []json.RawMessage
+	var kinds map[string][]json.RawMessage
+	if json.Unmarshal(raw, &tasks) != nil && json.Unmarshal(raw, &kinds) == nil {
+		for _, kind := range kinds {
+			tasks = append(tasks, kind...)
+		}
+	}
+	return len(tasks) > 0
+}
+
+// ownError reports whether an error event is known to be a Log's.
+func (ts *turns) ownError(id string) bool {
+	if ts.logged[id] {
+		delete(ts.logged, id)
+		return true
+	}
+	if ts.logging > 0 && len(ts.recent) < maxEarly {
+		ts.recent = append(ts.recent, id)
+	}
+	return false
+}
+
+// logDone takes the answer to a Log with level error; id is that of its event, which has come or will come, "" when there is none.
+func (ts *turns) logDone(id string) {
+	own := func(n numbered) bool { return n.event.Type == EventSessionError && n.event.ID == id }
+	t := ts.active
+	switch {
+	case id == "":
+	case slices.Contains(ts.recent, id):
+		if t != nil {
+			t.early, t.held = slices.DeleteFunc(t.early, own), slices.DeleteFunc(t.held, own)
+		}
+	case len(ts.logged) < maxEarly:
+		if ts.logged == nil {
+			ts.logged = make(map[string]bool)
+		}
+		ts.logged[id] = true
+	}
+	if ts.logging--; ts.logging == 0 {
+		ts.recent = nil
+	}
+	if t == nil {
+		return
+	}
+	held := t.held
+	t.held = nil
+	for _, e := range held { // holds again what may be another Log's
+		t.step(&e.event, e.n)
+		if e.event.Type == EventSessionIdle && t.isOver() {
+			ts.owed = false // it came after the error that was held
+		}
 	}
 }
 
@@ -1397,6 +1493,16 @@ func (t *turn) step(e *Event, n uint64) {
 		return
 	}
 	ts := &t.session.turns
+	if last := len(t.held) - 1; last >= 0 && e.Type != EventUserMessage {
+		if t.held[last].event.Type != EventSessionError {
+			return // the turn is over, one way or the other
+		}
+		switch e.Type {
+		case EventAbort, EventSessionShutdown, EventSessionIdle:
+			t.held = append(t.held, numbered{*e, n})
+			return
+		}
+	}
 	switch e.Type {
 	case EventUserMessage:
 		switch unquote(member(e.Data, "messageId")) {
@@ -1447,16 +1553,18 @@ func (t *turn) step(e *Event, n uint64) {
 	}
 }
 
-// failed ends the turn with a final error: not one that the runtime will retry with another model, not another message's, not our own Log's.
+// failed ends the turn with a final error: not one that the runtime will retry with another model, not another message's. One that may
+// be our own Log's waits for that call's answer.
 func (t *turn) failed(e *Event, n uint64) {
 	ts := &t.session.turns
 	origin := unquote(member(e.Data, "originatingMessageId"))
 	switch {
 	case string(member(e.Data, "eligibleForAutoSwitch")) == "true":
 	case origin != "" && origin != t.id:
-	case ts.logged[e.ID]:
 	case origin == "" && ts.logging > 0:
-		t.held = append(t.held, numbered{*e, n})
+		if len(t.held) <= ts.logging { // one more than can be a Log's
+			t.held = append(t.held, numbered{*e, n})
+		}
 	default:
 		ts.owed = true // the server sends an idle after it
 		t.finish(t.session.errorFor(newAgentError(e)), n+1)

@@ -60,11 +60,20 @@ func (c *Client) prepare(kind startKind, method, id string, cfg *SessionConfig) 
 	if cfg == nil {
 		cfg = &SessionConfig{}
 	}
+	if cfg.GitHubTokenProvider != nil && cfg.GitHubTokenProviderRegistrationID == "" {
+		registered := *cfg
+		registered.GitHubTokenProviderRegistrationID = newUUID()
+		cfg = &registered
+	}
 	encoded, err := cfg.encode(kind, id, c.opts)
 	if err != nil {
 		return nil, err
 	}
-	return &PreparedSession{session: newSession(c, id, kind, cfg), id: id, method: method, config: encoded}, nil
+	s := newSession(c, id, kind, cfg)
+	if s.hosted, err = c.hosting(id, cfg); err != nil {
+		return nil, err
+	}
+	return &PreparedSession{session: s, id: id, method: method, config: encoded}, nil
 }
 
 // SessionID returns the id that the session will have, "" when the server will choose it.
@@ -148,10 +157,7 @@ func (p *PreparedSession) run(ctx context.Context) error {
 	if err := c.reserve(ctx, s); err != nil {
 		return err
 	}
-	params := p.config.params
-	if get := c.opts.TraceContext; get != nil {
-		params = withTrace(params, get, ctx)
-	}
+	params := c.withTrace(ctx, p.config.params)
 	raw, err := c.do(ctx, &call{method: p.method, then: s.answered, until: s.ctx.Done()}, params)
 	if cause := s.failure(); cause != nil && errors.Is(err, ErrClosed) {
 		return cause
@@ -194,6 +200,7 @@ func (c *Client) reserve(ctx context.Context, s *Session) error {
 			c.mu.Unlock()
 			return err
 		}
+		c.registerLocked(s)
 		if s.id == "" { // registered by answered
 			c.mu.Unlock()
 			return nil
@@ -242,6 +249,7 @@ func (s *Session) answered(raw json.RawMessage, err error) {
 	if err != nil {
 		return
 	}
+	s.adopt(raw)
 	c := s.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -262,16 +270,35 @@ func (s *Session) answered(raw json.RawMessage, err error) {
 	}
 }
 
-// opened takes over the answer of the server.
-func (s *Session) opened(raw json.RawMessage) error {
-	var result struct {
-		WorkspacePath string       `json:"workspacePath"`
-		RemoteURL     string       `json:"remoteUrl"`
-		Capabilities  Capabilities `json:"capabilities"`
-		OpenCanvases  []OpenCanvas `json:"openCanvases"`
+// startAnswer is what the server says of a session that it has opened.
+type startAnswer struct {
+	WorkspacePath       string          `json:"workspacePath"`
+	RemoteURL           string          `json:"remoteUrl"`
+	Capabilities        json.RawMessage `json:"capabilities"`
+	OpenCanvases        []OpenCanvas    `json:"openCanvases"`
+	OpenCanvasInstances []OpenCanvas    `json:"openCanvasInstances"` // its name in old servers
+}
+
+// adopt takes over what the answer says, on the reader: the events behind it may change that again.
+func (s *Session) adopt(raw json.RawMessage) {
+	var a startAnswer
+	if json.Unmarshal(raw, &a) != nil {
+		return // opened reports it
 	}
-	if err := json.Unmarshal(raw, &result); err != nil {
-		return fmt.Errorf("copilot: the answer to a start: %w", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.workspacePath, s.remoteURL = a.WorkspacePath, a.RemoteURL
+	s.capabilities.merge(a.Capabilities)
+	for _, canvas := range append(a.OpenCanvases, a.OpenCanvasInstances...) {
+		s.putCanvasLocked(canvas)
+	}
+}
+
+// opened checks the answer of the server.
+func (s *Session) opened(raw json.RawMessage) error {
+	var a startAnswer
+	if err := json.Unmarshal(raw, &a); err != nil {
+		return fmt.Errorf("copilot: the answer to a start: %w", clipped{err})
 	}
 	switch id := member(raw, "sessionId"); {
 	case id == nil && s.kind == startResume: // servers from before it was sent
@@ -282,20 +309,13 @@ func (s *Session) opened(raw json.RawMessage) error {
 	case unquote(id) != s.id:
 		return &SessionIDMismatchError{Requested: s.id, Returned: unquote(id)}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.workspacePath, s.remoteURL = result.WorkspacePath, result.RemoteURL
-	s.capabilities.merge(result.Capabilities)
-	for _, canvas := range result.OpenCanvases {
-		s.putCanvasLocked(canvas)
-	}
 	return nil
 }
 
 // followUp sends the requests that complete a start. None is sent after one that failed.
 func (p *PreparedSession) followUp(ctx context.Context) error {
 	s := p.session
-	if s.onMCPAuth != nil {
+	if s.host.mcpAuth != nil {
 		params := map[string]string{"eventType": string(EventMCPOAuthRequired)}
 		if _, err := s.call(ctx, "session.eventLog.registerInterest", params, nil); err != nil {
 			return err
@@ -414,7 +434,12 @@ func splice(object json.RawMessage, name, value string) json.RawMessage {
 	return append(b, rest...)
 }
 
-func withTrace(params json.RawMessage, get func(context.Context) (string, string), ctx context.Context) json.RawMessage {
+// withTrace adds the W3C trace context of a call: what Options.TraceContext says or, without it, that of the handler which makes the call.
+func (c *Client) withTrace(ctx context.Context, params json.RawMessage) json.RawMessage {
+	get := c.opts.TraceContext
+	if get == nil {
+		get = TraceContextFrom
+	}
 	parent, state := get(ctx)
 	if state != "" {
 		params = splice(params, "tracestate", state)

@@ -3,7 +3,6 @@ package copilot
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -253,11 +252,7 @@ type DecodeError struct {
 
 // Error names the event type and the misfit, each cut short: a peer chose their length.
 func (e *DecodeError) Error() string {
-	text := e.Err.Error()
-	if len(text) > 256 {
-		text = strings.ToValidUTF8(text[:256], "") + "..."
-	}
-	return fmt.Sprintf("copilot: event %.60q: %s", e.Type, text)
+	return fmt.Sprintf("copilot: event %.60q: %v", e.Type, clipped{e.Err})
 }
 
 // Unwrap returns the error of encoding/json.
