@@ -1330,6 +1330,31 @@ func TestRequestsDuringStart(t *testing.T) {
 	})
 }
 
+// TestRefusedStartKeepsTheTokenProvider is a second start of an open session, with the same name for its provider of tokens.
+func TestRefusedStartKeepsTheTokenProvider(t *testing.T) {
+	prepEachWay(t, func(t *testing.T, way prepWay) {
+		c, _ := newPeer(t, nil)
+		const name = "7b2f5c52-3f0f-4c53-9f38-0a4f7c8f6d11"
+		cfg := SessionConfig{
+			GitHubTokenProviderRegistrationID: name,
+			GitHubTokenProvider: func(context.Context, GitHubTokenRequest) (*GitHubAccessToken, error) {
+				return nil, nil
+			},
+		}
+		if _, err := way.prepare(t, c, "s", cfg).Start(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := way.prepare(t, c, "s", cfg).Start(testContext(t)); !errors.Is(err, ErrSessionOpen) {
+			t.Fatal(err)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.host.registrations[name] == nil || c.host.registrations[name] != c.routes["s"].session {
+			t.Error("the provider is gone")
+		}
+	})
+}
+
 // TestConcurrentStarts starts a thousand sessions at once, answered in reverse order where the server has several.
 func TestConcurrentStarts(t *testing.T) {
 	leakCheck(t)
