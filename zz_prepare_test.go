@@ -416,6 +416,9 @@ func TestStartRefusesOpenID(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused("open", "s")
+		done, cancel := context.WithCancel(context.Background())
+		cancel() // a ctx that is done is told before anything else
+		expectFailure(t, second(way.prepare(t, b.c, "s", SessionConfig{}).Start(done)), "s", context.Canceled)
 
 		b.p.handle("sessions.watch", func(*peer, peerMessage) any { return map[string]any{"sessionId": "w", "readOnly": true} })
 		if _, err := b.c.WatchSharedSession(testContext(t), "w", nil); err != nil {
@@ -1202,6 +1205,10 @@ func TestStopDuringFollowUp(t *testing.T) {
 	update := b.p.wait("session.options.update", 1)
 	stopped := async(func() error { return b.c.Stop(testContext(t)) })
 	destroy := b.p.wait("session.destroy", 1)
+	expectFailure(t, second(b.c.CreateSession(testContext(t), &SessionConfig{SessionID: "s2"})), "s2", ErrClosed)
+	if n := len(b.p.calls("session.create")); n != 1 {
+		t.Errorf("started during the stop")
+	}
 	b.p.answer(update.ID, map[string]any{}) // the start is complete, too late
 	for i := 0; i < 10; i++ {
 		b.p.sync() // so that it has noticed, most probably
