@@ -161,9 +161,11 @@ func (e *AgentError) Error() string {
 	return s
 }
 
-// Is matches [ErrAuthentication] where the provider refused the credentials.
+// Is matches [ErrAuthentication] where the provider refused the credentials, and where there were none: CLI 1.0.102 reports a missing
+// login as a failed query, so that only its words tell.
 func (e *AgentError) Is(target error) bool {
-	return target == ErrAuthentication && (e.Type == "authentication" || e.StatusCode == http.StatusUnauthorized)
+	return target == ErrAuthentication && (e.Type == "authentication" || e.StatusCode == http.StatusUnauthorized ||
+		e.Type == "query" && strings.Contains(e.Message, "No GitHub OAuth token"))
 }
 
 // TurnError reports that the wait for a turn ended before the turn did: ctx was done. It says what had been seen. The turn
