@@ -720,7 +720,9 @@ func (c *Client) explain(err error) error {
 		defer timer.Stop()
 		select {
 		case <-c.proc.exited():
-			return c.proc.exitError()
+			exit := c.proc.exitError()
+			exit.command = c.peer
+			return exit
 		case <-timer.C:
 		}
 	}
