@@ -46,8 +46,6 @@ var (
 	ErrCLINotFound     = errors.New("copilot: no Copilot CLI found")                          // nothing to start
 	ErrFrameTooLarge   = errors.New("copilot: frame larger than the limit")                   // see Options.MaxFrameBytes
 	ErrAborted         = errors.New("copilot: turn aborted")                                  // by Abort, or by a decision that ends the run
-	errStopRequested   = fmt.Errorf("%w: the session is being released", ErrClosed)           // cause of handlers' contexts
-	errResolved        = errors.New("copilot: the request was resolved elsewhere")            // cause of handlers' contexts
 	errUnanswered      = errors.New("copilot: the server did not answer the release in time") // why a release is not confirmed
 )
 
@@ -256,11 +254,12 @@ type Options struct {
 	TraceContext func(ctx context.Context) (traceparent, tracestate string)
 	// ListModels replaces the server's model list, for hosts that bring their own.
 	ListModels func(ctx context.Context) ([]Model, error)
-	// ModelTransport serves the runtime's model traffic.
+	// ModelTransport serves the runtime's model traffic, of all sessions, in place of the network. Its RoundTrip may stream both ways; the
+	// request's context ends when the runtime cancels the request, and knows more of it, see [ModelRequestFrom].
 	ModelTransport http.RoundTripper `json:"-"`
 	// SessionFS makes this client serve the files of its sessions.
 	SessionFS *SessionFSConfig `json:"-"`
-	// OnGitHubTelemetry gets the runtime's telemetry events, in order.
+	// OnGitHubTelemetry gets the runtime's telemetry events, in order, one at a time. Of those that wait for it the newest 1024 are kept.
 	OnGitHubTelemetry func(GitHubTelemetry)
 	// PluginDirs are absolute directories of built-in plugins.
 	PluginDirs []string
@@ -310,6 +309,9 @@ func (o *Options) checked() (Options, error) {
 			return c, fmt.Errorf("%w: PluginDirs: %q is not absolute", ErrInvalidConfig, dir)
 		}
 	}
+	if err := c.SessionFS.checked(); err != nil {
+		return c, err
+	}
 	if c.StopGrace == 0 {
 		c.StopGrace = 5 * time.Second
 	}
@@ -352,11 +354,11 @@ type StartupTimings struct {
 // methods may be called from any goroutine, handlers and loops over events included. A client that is no longer needed
 // must be stopped with [Client.Stop] or one of the forced stops.
 type Client struct {
-	opts    Options
+	opts    *Options // behind a pointer, so that printing the client shows no secret
 	conn    *conn
-	proc    *process // nil unless Start launched one
-	peer    string   // which CLI, for error texts
-	secrets []string // of the options, which no text may show
+	proc    *process  // nil unless Start launched one
+	peer    string    // which CLI, for error texts
+	secrets *[]string // of the options, which no text may show, nor printing the client
 	log     *slog.Logger
 	server  ServerInfo
 	timings StartupTimings
@@ -367,6 +369,7 @@ type Client struct {
 	types     eventTypes // the reader's
 	agentWork limiter    // handler calls that the agent waits for
 	hostWork  limiter    // handler calls that the server needs before it can go on
+	requests  tasks      // direct requests of the server in flight, for all sessions
 	done      chan struct{}
 	stopping  atomic.Bool // Stop or a forced stop has begun: ends are clean from here on
 
@@ -376,6 +379,7 @@ type Client struct {
 	stop     *stopRun
 
 	models models
+	host   *host // behind a pointer, as opts
 }
 
 // Start launches a CLI and connects to it. ctx bounds the start only. An error leaves no process behind. It is typed:
@@ -517,8 +521,9 @@ func attach(ctx context.Context, o Options, rwc io.ReadWriteCloser, peer string,
 }
 
 func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *Client {
+	secrets := secretsOf(&o)
 	c := &Client{
-		opts: o, proc: proc, peer: peer, secrets: secretsOf(o), log: o.Logger,
+		opts: &o, proc: proc, peer: peer, secrets: &secrets, log: o.Logger,
 		lifecycle: newRing[LifecycleEvent](lifecycleBuffer),
 		types:     make(eventTypes),
 		done:      make(chan struct{}),
@@ -526,6 +531,7 @@ func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *C
 		releases:  make(map[string]*release),
 	}
 	c.agentWork.max, c.hostWork.max = o.MaxHandlers, o.MaxHandlers
+	c.host = newHost()
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.conn = newConn(rwc, o.MaxFrameBytes, o.Logger)
 	c.conn.handle, c.conn.explain, c.conn.ended = c.dispatch, c.explain, c.connectionEnded
@@ -573,7 +579,7 @@ func (c *Client) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return c.setUpHosting(ctx)
 }
 
 // call is conn.call for a client that has not been stopped. Errors of the server lose what their text must not show.
@@ -599,7 +605,7 @@ func (c *Client) do(ctx context.Context, cl *call, params any) (json.RawMessage,
 
 // mask hides this client's secrets and session ids in a text of the server's: those of open sessions and the one that params name.
 func (c *Client) mask(text string, params any) string {
-	hide := slices.Clone(c.secrets)
+	hide := slices.Clone(*c.secrets)
 	if raw, err := marshal(params); err == nil {
 		hide = append(hide, unquote(member(raw, "sessionId")))
 	}
@@ -608,7 +614,7 @@ func (c *Client) mask(text string, params any) string {
 	for id, r := range c.routes {
 		hide = append(hide, id)
 		if r.session != nil {
-			hide = append(hide, r.session.secrets...)
+			hide = append(hide, *r.session.secrets...)
 		}
 	}
 	return mask(text, hide)
@@ -622,7 +628,21 @@ func (c *Client) Call(ctx context.Context, method string, params, result any) er
 	if err != nil {
 		return err
 	}
+	if method == "sessions.close" {
+		c.closed(params)
+	}
 	return decodeResult(method, raw, result)
+}
+
+// closed ends a watch whose id the host has closed by a call of its own.
+func (c *Client) closed(params any) {
+	raw, _ := marshal(params) // it was marshalled before
+	c.mu.Lock()
+	r := c.routes[unquote(member(raw, "sessionId"))]
+	c.mu.Unlock()
+	if r.watch != nil {
+		r.watch.end(ErrClosed)
+	}
 }
 
 // decodeResult unmarshals a result. An absent or null result leaves the target as it is.
@@ -805,23 +825,23 @@ func (c *Client) runStop(run *stopRun) {
 		}
 	}
 	c.conn.fail(ErrClosed)
-	timer := time.NewTimer(settle)
-	defer timer.Stop()
+	bound, cancel := context.WithTimeout(context.Background(), settle)
+	defer cancel()
 	for _, end := range []struct {
 		what string
 		done <-chan struct{}
 	}{{"reader", c.conn.readDone}, {"writer", c.conn.writeDone}} {
 		select {
 		case <-end.done:
-			continue
-		default:
+		case <-bound.Done():
+			if !isClosed(end.done) {
+				errs = append(errs, fmt.Errorf("%w: the connection's %s did not return", ErrNotConfirmed, end.what))
+			}
 		}
-		select {
-		case <-end.done:
-		case <-timer.C:
-			timer.Reset(0)
-			errs = append(errs, fmt.Errorf("%w: the connection's %s did not return", ErrNotConfirmed, end.what))
-		}
+	}
+	select { // so that Done and Err can be relied on; what keeps it is in errs
+	case <-c.done:
+	case <-bound.Done():
 	}
 	run.err = errors.Join(errs...)
 }
@@ -838,6 +858,8 @@ func (c *Client) releaseAll(ctx context.Context) (errs []error) {
 	for _, r := range routes {
 		if rel := r.release(); rel != nil {
 			releases = append(releases, rel)
+		} else {
+			r.end(ErrClosed) // a start without an answer; what that brings is released when it comes
 		}
 	}
 	c.mu.Lock()
@@ -896,11 +918,10 @@ type Session struct {
 	ring    *ring[Event]
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
+	host    handlers
 	tasks   tasks
-	secrets []string // values of the configuration that no text may show
-	custom  map[string]HandlerFunc
-
-	onMCPAuth func(ctx context.Context, r MCPAuthRequest) (*MCPAuthToken, error)
+	secrets *[]string // values of the configuration that no text may show, nor printing the session
+	hosted  *hosted   // behind a pointer, as secrets
 
 	// Guarded by client.mu. id is "" until the server has chosen it, and does not change after the start.
 	id        string
@@ -908,7 +929,6 @@ type Session struct {
 	start     *start
 	live      bool     // events are for this session: its request is on its way or was answered
 	releasing *release // not nil from phase leaving on
-	stray     string   // the other id that the server answered with
 
 	mu            sync.Mutex // never held over I/O or host code
 	workspacePath string
@@ -923,13 +943,13 @@ func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Sessi
 	if size == 0 {
 		size = defaultEventBuffer
 	}
+	secrets := cfg.secrets()
 	s := &Session{
 		client: c, id: id, kind: kind,
 		ring:    newRing[Event](size),
-		secrets: cfg.secrets(),
-		custom:  maps.Clone(cfg.Handlers),
-
-		onMCPAuth: cfg.OnMCPAuth,
+		secrets: &secrets,
+		host:    cfg.handlers(),
+		hosted:  new(hosted),
 	}
 	s.turns.busy = kind == startResume // the server may be in the middle of something
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
@@ -995,6 +1015,7 @@ func (s *Session) end(cause error) {
 	if c.routes[s.id].session == s {
 		delete(c.routes, s.id)
 	}
+	c.unregisterLocked(s)
 	c.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -1006,16 +1027,16 @@ func (s *Session) end(cause error) {
 	s.cancel(cause)
 }
 
-// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight. It returns nil for a session that is not
-// open. Requests of the server are served until it has answered.
-func (s *Session) leave() *release {
+// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight with cause. It returns nil for a session that
+// the server does not have. Requests of the server are served until it has answered.
+func (s *Session) leave(cause error) *release {
 	c := s.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.phase == open && c.routes[s.id].session == s {
+	if c.routes[s.id].session == s && (s.phase == open || s.phase == starting && s.start.accepted) {
 		s.phase = leaving
 		s.releasing = c.releaseLocked(s.id, "session.destroy")
-		s.tasks.cancelAll(errStopRequested)
+		s.tasks.release(cause)
 	}
 	return s.releasing
 }
@@ -1024,7 +1045,7 @@ func (s *Session) leave() *release {
 // also where it had before. The session ends with ErrClosed in any case; when ctx ends first, the release goes on in the background,
 // and a start under the same id waits for it. Handlers' contexts end; Disconnect never waits for handlers and may be called from one.
 func (s *Session) Disconnect(ctx context.Context) error {
-	r := s.leave()
+	r := s.leave(errLeaving)
 	if r == nil {
 		if err := s.failure(); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrSessionNotFound) {
 			return &SessionError{SessionID: s.id, Err: err}
@@ -1120,8 +1141,8 @@ func (s *Session) send(ctx context.Context, m Message, then func(json.RawMessage
 		}
 		return nil, err
 	}
-	if get := s.client.opts.TraceContext; get != nil && m.Traceparent == "" && m.Tracestate == "" {
-		params = withTrace(params, get, ctx)
+	if m.Traceparent == "" && m.Tracestate == "" {
+		params = s.client.withTrace(ctx, params)
 	}
 	return s.call(ctx, "session.send", params, then)
 }
@@ -1152,12 +1173,14 @@ func (s *Session) Abort(ctx context.Context) error {
 		Success *bool  `json:"success"`
 		Error   string `json:"error"`
 	}
+	running := s.tasks.ofTurn("")
 	if err := s.Call(ctx, "session.abort", nil, &result); err != nil {
 		return err
 	}
 	if result.Success != nil && !*result.Success && result.Error != "" {
 		return s.client.refused("session.abort", result.Error, s.id)
 	}
+	cancelTasks(running, ErrAborted) // as the abort event does, where there was a turn to say it
 	return nil
 }
 

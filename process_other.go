@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// member is not used: there is no list of processes to find those in who left the group.
-type member struct{}
+// kin is not used: there is no list of processes to find those in who left the group.
+type kin struct{}
 
 // childAttr puts the child in a group of its own. Nothing tells a TCP server that its host was killed.
 func childAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -227,7 +227,7 @@ func (m *models) leave(load *modelLoad) {
 
 func (c *Client) loadModels(ctx context.Context, load *modelLoad) {
 	defer load.cancel()
-	protect(c.log, func() (json.RawMessage, error) { return c.fetchModels(ctx) }, func(list json.RawMessage, err error) {
+	protect(c, func() (json.RawMessage, error) { return c.fetchModels(ctx) }, func(list json.RawMessage, err error) {
 		c.models.mu.Lock()
 		defer c.models.mu.Unlock()
 		load.list, load.err = list, err
