@@ -671,12 +671,13 @@ func (e clipped) Error() string {
 
 func (e clipped) Unwrap() error { return e.err }
 
-// refused is the error for a request that the server took and then answered with a refusal in its own words.
+// refused is the error for a request about a session that the server answered with a refusal in its own words.
 func (c *Client) refused(method, words, sessionID string) error {
 	if words == "" {
 		words = "refused"
 	}
-	return &RPCError{Method: method, Message: words, text: c.mask(words, map[string]string{"sessionId": sessionID})}
+	text := c.mask(words, map[string]string{"sessionId": sessionID})
+	return &SessionError{SessionID: sessionID, Err: &RPCError{Method: method, Message: words, text: text}}
 }
 
 // PID returns the process id of the CLI that this client launched, 0 when it launched none.
@@ -1181,7 +1182,7 @@ func (s *Session) Abort(ctx context.Context) error {
 		return err
 	}
 	if result.Success != nil && !*result.Success && result.Error != "" {
-		return s.errorFor(s.client.refused("session.abort", result.Error, s.id))
+		return s.client.refused("session.abort", result.Error, s.id)
 	}
 	cancelTasks(running, ErrAborted) // as the abort event does, where there was a turn to say it
 	return nil

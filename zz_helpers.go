@@ -178,13 +178,11 @@ func decodeModels(list json.RawMessage) ([]Model, error) {
 }
 
 func (c *Client) modelList(ctx context.Context) (json.RawMessage, error) {
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return nil, contextError(ctx)
-	case c.stopping.Load():
-		return nil, ErrClosed
-	case c.conn.failure() != nil:
-		return nil, c.conn.failure()
+	}
+	if err := c.conn.failure(); err != nil {
+		return nil, err
 	}
 	m := &c.models
 	m.mu.Lock()
@@ -232,11 +230,9 @@ func (c *Client) loadModels(ctx context.Context, load *modelLoad) {
 	protect(c, func() (json.RawMessage, error) { return c.fetchModels(ctx) }, func(list json.RawMessage, err error) {
 		c.models.mu.Lock()
 		defer c.models.mu.Unlock()
-		if load.list, load.err = list, err; c.models.load == load {
-			c.models.load = nil
-			if err == nil {
-				c.models.list = list
-			}
+		load.list, load.err = list, err
+		if c.models.load == load {
+			c.models.list, c.models.load = list, nil
 		}
 		close(load.done)
 	})
@@ -360,13 +356,10 @@ func (c *Client) DeleteSession(ctx context.Context, id string) error {
 // ensure makes a call about a session whose result says whether it was done.
 func (c *Client) ensure(ctx context.Context, method, id string) error {
 	r, err := onSession[outcome](ctx, c, method, id)
-	if err == nil {
-		err = r.refusal(c, method, id)
-		if err != nil {
-			err = &SessionError{SessionID: id, Err: err}
-		}
+	if err != nil {
+		return err
 	}
-	return err
+	return r.refusal(c, method, id)
 }
 
 // ForkSession copies a stored session, up to and without the event beforeEventID, whole when that is "". It returns the id of the copy, which
@@ -410,17 +403,6 @@ func (s *Session) SendTelemetry(ctx context.Context, t TelemetryEvent) error {
 	return s.Call(ctx, "session.sendTelemetry", t, nil)
 }
 
-// ensure is Client.ensure for an open session.
-func (s *Session) ensure(ctx context.Context, method string, params any) error {
-	r, err := ask[outcome](ctx, s.Call, method, params)
-	if err == nil {
-		if err = r.refusal(s.client, method, s.id); err != nil {
-			err = s.errorFor(err)
-		}
-	}
-	return err
-}
-
 // Capabilities is what the clients of a session can do for it.
 type Capabilities struct {
 	UI         UICapabilities `json:"ui"`
@@ -434,13 +416,8 @@ type UICapabilities struct {
 	Canvases    bool `json:"canvases"`
 }
 
-// merge changes what raw names and leaves the rest.
-func (c *Capabilities) merge(raw json.RawMessage) {
-	merged := *c
-	if json.Unmarshal(raw, &merged) == nil {
-		*c = merged
-	}
-}
+// merge changes what raw names and leaves the rest, as well as what does not fit.
+func (c *Capabilities) merge(raw json.RawMessage) { _ = json.Unmarshal(raw, c) }
 
 // Capabilities returns what the session's clients can do at present.
 func (s *Session) Capabilities() Capabilities {
@@ -631,7 +608,7 @@ func (s *Session) StartFleet(ctx context.Context, prompt string) error {
 		Prompt string `json:"prompt,omitempty"`
 	}{prompt})
 	if err == nil && r.Started != nil && !*r.Started {
-		err = s.errorFor(s.client.refused("session.fleet.start", "not started", s.id))
+		err = s.client.refused("session.fleet.start", "not started", s.id)
 	}
 	return err
 }
@@ -682,8 +659,8 @@ type LogOptions struct {
 	Tip       string   `json:"tip,omitempty"`       // what to do; with LogInfo only
 }
 
-// Log adds an entry of the host's to the session: an event session.info, session.warning or session.error, which the model does not see. The last
-// one ends no turn that is waited for.
+// Log adds an entry of the host's to the session: an event session.info, session.warning or session.error. The last one ends no turn
+// that is waited for here; other clients may take it for a failure.
 //
 // Experimental: the server's schema marks it so.
 func (s *Session) Log(ctx context.Context, message string, o *LogOptions) error {
@@ -1018,7 +995,12 @@ func (s *Session) PermissionMode(ctx context.Context) (PermissionMode, error) {
 //
 // Experimental: the server's schema marks it so.
 func (s *Session) SetPermissionMode(ctx context.Context, mode PermissionMode) error {
-	return s.ensure(ctx, "session.permissions.setMode", map[string]PermissionMode{"mode": mode})
+	const method = "session.permissions.setMode"
+	r, err := ask[outcome](ctx, s.Call, method, map[string]PermissionMode{"mode": mode})
+	if err != nil {
+		return err
+	}
+	return r.refusal(s.client, method, s.id)
 }
 
 // Truncate removes an event and everything after it from the session's history, and returns how many events that were.

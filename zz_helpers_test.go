@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -191,6 +192,10 @@ func TestHelperCalls(t *testing.T) {
 					if err == nil || len(err.Error()) > 512 || !strings.Contains(err.Error(), tt.method) || got != nil && !reflect.ValueOf(got).IsZero() {
 						t.Errorf("result %.40s: got %.60v, error %.600v, want a short error that names the method", odd, got, err)
 					}
+					var which *SessionError
+					if ofSession := strings.Contains(tt.params, `"sessionId"`); errors.As(err, &which) != ofSession {
+						t.Errorf("result %.40s: error is %T, names the session: %t, want %t", odd, err, !ofSession, ofSession)
+					}
 				}
 			}
 			_, err = run(&peerError{Code: -32601, Message: "Unhandled method " + tt.method, Data: json.RawMessage(`{"a":1}`)})
@@ -327,7 +332,7 @@ func TestModelsSingleFlight(t *testing.T) {
 			results <- err
 		}()
 	}
-	for joined := 0; joined < others+1; { // all wait for the same load
+	for joined := 0; joined < others+1 && ctx.Err() == nil; runtime.Gosched() { // until all wait for the same load
 		c.models.mu.Lock()
 		joined = c.models.load.waiting
 		c.models.mu.Unlock()
@@ -446,6 +451,44 @@ func TestListModels(t *testing.T) {
 	}
 	if n := len(p.calls("models.list")); n != 0 {
 		t.Errorf("the server was asked %d times", n)
+	}
+}
+
+// A list handler that returns when its callers have gone disturbs nobody.
+func TestListModelsLate(t *testing.T) {
+	leakCheck(t)
+	calls := make(chan chan []Model)
+	c, _ := newPeer(t, &Options{ListModels: func(context.Context) ([]Model, error) {
+		release := make(chan []Model)
+		calls <- release
+		return <-release, nil
+	}})
+	ctx, cancel := context.WithCancel(testContext(t))
+	gone := async(func() error { _, err := c.Models(ctx); return err })
+	releaseFirst := await(t, "first call", calls)
+	c.models.mu.Lock()
+	first := c.models.load
+	c.models.mu.Unlock()
+	cancel()
+	await(t, "first caller", gone)
+	second := async(func() error {
+		list, err := c.Models(testContext(t))
+		if err == nil && list[0].ID != "new" {
+			err = fmt.Errorf("got %+v", list)
+		}
+		return err
+	})
+	releaseSecond := await(t, "second call", calls)
+	releaseFirst <- []Model{{ID: "old"}}
+	await(t, "first load", first.done)
+	c.models.mu.Lock()
+	if c.models.load == nil || c.models.list != nil {
+		t.Error("the first load took the second one's place")
+	}
+	c.models.mu.Unlock()
+	releaseSecond <- []Model{{ID: "new"}}
+	if err := await(t, "second caller", second); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -670,9 +713,10 @@ func TestCapabilitiesAndCanvases(t *testing.T) {
 		{map[string]any{"ui": map[string]any{"mcpApps": true}}, Capabilities{UICapabilities{true, true, true}, true}},
 		{map[string]any{"ui": map[string]any{"elicitation": false}, "extensions": nil}, Capabilities{UICapabilities{false, true, true}, true}},
 		{map[string]any{"ui": nil}, Capabilities{UICapabilities{false, true, true}, true}},
-		{map[string]any{"ui": map[string]any{"canvases": "no"}}, Capabilities{UICapabilities{false, true, true}, true}},
-		{nil, Capabilities{UICapabilities{false, true, true}, true}},
-		{map[string]any{"extensions": false}, Capabilities{UICapabilities{false, true, true}, false}},
+		{map[string]any{"ui": map[string]any{"canvases": "no", "elicitation": true}}, Capabilities{UICapabilities{true, true, true}, true}},
+		{[]any{1}, Capabilities{UICapabilities{true, true, true}, true}},
+		{nil, Capabilities{UICapabilities{true, true, true}, true}},
+		{map[string]any{"extensions": false}, Capabilities{UICapabilities{true, true, true}, false}},
 	} {
 		p.emit(s.ID(), "capabilities.changed", tt.data)
 		next(t, sub)
