@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"math/rand"
 	"net"
 	"os"
@@ -891,10 +892,6 @@ func TestCase029LargeMessages(t *testing.T) {
 		chunk := max(4096, len(body)/256)
 		io.CopyBuffer(struct{ io.Writer }{p.conn}, &spineChunks{[]byte(spineFrame(body)), chunk, random}, make([]byte, chunk))
 	}
-	p.handle("echo", func(p *peer, m peerMessage) any {
-		chunked(fmt.Sprintf(`{"id":%s,"result":%s}`, m.ID, m.Params))
-		return noAnswer
-	})
 	for _, size := range []int{65_535, 65_536, 65_537, 1 << 20, 16 << 20} {
 		body := fmt.Sprintf(`{"method":"session.event","params":{"sessionId":%q,"event":{"type":"x","data":["","!"]}}}`, s.ID())
 		text := `["` + strings.Repeat("é", (size-len(body))/2) + `","!"]`
@@ -902,10 +899,23 @@ func TestCase029LargeMessages(t *testing.T) {
 		if e := next(t, sub); string(e.Data) != text {
 			t.Errorf("event of %d: %d bytes", size, len(e.Data))
 		}
+		p.handle("echo", func(p *peer, m peerMessage) any {
+			if size <= 1<<20 && string(m.Params) != text {
+				t.Errorf("request of %d: %d bytes", size, len(m.Params))
+			}
+			chunked(fmt.Sprintf(`{"id":%s,"result":%s}`, m.ID, text))
+			return noAnswer
+		})
+		params := json.RawMessage(text)
+		if size > 1<<20 {
+			params = nil // the race detector makes copies of that size slow
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 6*patience)
 		var got json.RawMessage
-		if err := c.Call(testContext(t), "echo", json.RawMessage(text), &got); err != nil || string(got) != text {
+		if err := c.Call(ctx, "echo", params, &got); err != nil || string(got) != text {
 			t.Errorf("response of %d: %d bytes, %v", size, len(got), err)
 		}
+		cancel()
 	}
 }
 
@@ -1592,6 +1602,641 @@ func TestCase048Order(t *testing.T) {
 	for _, r := range readers {
 		if err := await(t, "reader", r); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// ---- the end, seen from everywhere ----
+
+func TestCase046WhoEndedIt(t *testing.T) {
+	type ended struct {
+		name string
+		end  func(cancel context.CancelCauseFunc, c *Client, p *peer, conn *net.TCPConn)
+		is   func(error) bool
+		ours bool // closed on this side: sequences end without an error
+		ctx  bool // only the caller's ctx has ended
+	}
+	mine := errors.New("mine")
+	is := func(targets ...error) func(error) bool {
+		return func(err error) bool {
+			for _, target := range targets {
+				if !errors.Is(err, target) {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	framing := func(err error) bool { var f *FrameError; return errors.As(err, &f) }
+	exited := func(err error) bool { var e *ExitError; return errors.As(err, &e) && e.State.ExitCode() == 3 }
+	for _, tt := range []ended{
+		{name: "caller cancels", ctx: true, is: is(context.Canceled, mine),
+			end: func(cancel context.CancelCauseFunc, c *Client, p *peer, conn *net.TCPConn) { cancel(mine) }},
+		{name: "caller's deadline", ctx: true, is: is(context.DeadlineExceeded)},
+		{name: "Stop", ours: true, is: is(ErrClosed),
+			end: func(_ context.CancelCauseFunc, c *Client, p *peer, conn *net.TCPConn) { c.Stop(testContext(t)) }},
+		{name: "ForceStop", ours: true, is: is(ErrClosed),
+			end: func(_ context.CancelCauseFunc, c *Client, p *peer, conn *net.TCPConn) { c.ForceStop() }},
+		{name: "EOF", is: is(io.ErrUnexpectedEOF),
+			end: func(_ context.CancelCauseFunc, c *Client, p *peer, conn *net.TCPConn) { conn.CloseWrite() }},
+		{name: "reset", is: is(syscall.ECONNRESET),
+			end: func(_ context.CancelCauseFunc, c *Client, p *peer, conn *net.TCPConn) {
+				conn.SetLinger(0)
+				conn.Close()
+			}},
+		{name: "framing", is: framing,
+			end: func(_ context.CancelCauseFunc, c *Client, p *peer, conn *net.TCPConn) { p.raw([]byte("oops\n")) }},
+		{name: "exit", is: exited},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			spineFlat(t)
+			var c *Client
+			var p *peer
+			var conn *net.TCPConn
+			end := tt.end
+			if tt.name == "exit" {
+				c = spineStart(t, spineOptions(t, spineScript{On: map[string]string{"session.send": `result {"messageId":"m1"}`, "work": "silent", "die": "exit 3"}}))
+				end = func(_ context.CancelCauseFunc, c *Client, p *peer, conn *net.TCPConn) {
+					c.Call(testContext(t), "die", nil, nil)
+				}
+			} else {
+				c, p, conn = spineDial(t, nil)
+				p.handle("work", func(*peer, peerMessage) any { return noAnswer })
+			}
+			s := createSession(t, c, nil)
+			ctx, cancel := context.WithCancelCause(testContext(t))
+			defer cancel(nil)
+			seq := s.Events(ctx)
+			ask := createSession(t, c, nil)
+			if tt.end == nil && end == nil { // a deadline that has come once everything waits
+				timed, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+				defer stop()
+				ctx, end = timed, func(context.CancelCauseFunc, *Client, *peer, *net.TCPConn) { <-timed.Done() }
+				seq = s.Events(ctx)
+			}
+			call := async(func() error { return c.Call(ctx, "work", nil, nil) })
+			own := async(func() error { return s.Call(ctx, "work", nil, nil) })
+			wait := async(func() error { _, err := s.SendAndWait(ctx, Message{Prompt: "hi"}); return err })
+			last := func(seq iter.Seq2[Event, error]) func() error {
+				return func() (last error) {
+					for _, err := range seq {
+						if last != nil {
+							return fmt.Errorf("a pair after the last one: %v", err)
+						}
+						last = err
+					}
+					return last
+				}
+			}
+			read, asked := async(last(seq)), async(last(ask.Ask(ctx, Message{Prompt: "hi"})))
+			if p != nil {
+				p.wait("work", 2)
+				p.wait("session.send", 2)
+				p.sync()
+			}
+			end(cancel, c, p, conn)
+			for what, result := range map[string]<-chan error{"call": call, "session call": own, "wait": wait, "Ask": asked} {
+				if err := await(t, what, result); !tt.is(err) || !tt.ctx && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			if err := await(t, "sequence", read); tt.ours && err != nil || !tt.ours && !tt.is(err) {
+				t.Errorf("sequence: %v", err)
+			}
+			if tt.ctx {
+				if c.Err() != nil || context.Cause(s.Context()) != nil {
+					t.Errorf("the caller's ctx has ended the client: %v, or its session: %v", c.Err(), context.Cause(s.Context()))
+				}
+				return
+			}
+			await(t, "client's end", c.Done())
+			if err := context.Cause(s.Context()); !tt.is(err) {
+				t.Errorf("session: %v", err)
+			}
+			if !tt.is(c.Err()) || !tt.is(c.Call(testContext(t), "work", nil, nil)) {
+				t.Errorf("Err: %v", c.Err())
+			}
+		})
+	}
+}
+
+// ---- rings ----
+
+// spineRing is what a ring should do, said without thought for cost.
+type spineRing struct {
+	mu    sync.Mutex
+	all   []int
+	max   int
+	ended bool
+	err   error
+}
+
+// spineCursor is a subscriber of a spineRing.
+type spineCursor struct {
+	pos    int
+	closed bool
+}
+
+func (r *spineRing) poll(c *spineCursor) (v int, ready bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	oldest := max(0, len(r.all)-r.max)
+	switch {
+	case c.closed:
+		return 0, true, io.EOF
+	case c.pos < oldest:
+		lag := &LagError{Skipped: uint64(oldest - c.pos)}
+		c.pos = oldest
+		return 0, true, lag
+	case c.pos < len(r.all):
+		c.pos++
+		return r.all[c.pos-1], true, nil
+	case r.ended && r.err != nil:
+		return 0, true, r.err
+	}
+	return 0, r.ended, nil
+}
+
+func TestRingAgainstModel(t *testing.T) {
+	for seed := range int64(300) {
+		random := rand.New(rand.NewSource(seed))
+		size := 1 + random.Intn(40)
+		got, want := newRing[*int](size), &spineRing{max: size}
+		type pair struct {
+			sub *Subscription[*int]
+			cur *spineCursor
+		}
+		var pairs []pair
+		steps := 1 + random.Intn(600)
+		for step := range steps {
+			switch k := random.Intn(100); {
+			case k < 40 && !want.ended:
+				for range 1 + random.Intn(3) {
+					v := len(want.all)
+					want.all = append(want.all, v)
+					if n := got.publish(&v); n != uint64(v) {
+						t.Fatalf("seed %d: number %d, want %d", seed, n, v)
+					}
+				}
+			case k < 48 && len(pairs) < 8:
+				pairs = append(pairs, pair{got.subscribe(), &spineCursor{pos: len(want.all)}})
+			case k < 51 && len(pairs) > 0:
+				p := pairs[random.Intn(len(pairs))]
+				p.sub.Close()
+				p.cur.closed = true
+			case k < 54 && len(pairs) > 0:
+				p := pairs[random.Intn(len(pairs))]
+				if to := random.Intn(len(want.all) + 3); !p.cur.closed && to > p.cur.pos {
+					p.sub.seek(uint64(to))
+					p.cur.pos = min(to, len(want.all))
+				}
+			case step == steps-20:
+				want.ended = true
+				if random.Intn(2) == 0 {
+					want.err = io.ErrClosedPipe
+				}
+				got.end(want.err)
+				got.end(io.ErrNoProgress) // the first one counts
+				v := -1
+				got.publish(&v)
+			case len(pairs) > 0:
+				p := pairs[random.Intn(len(pairs))]
+				for range random.Intn(2 * size) {
+					v, ready, err := p.sub.poll()
+					wantV, wantReady, wantErr := want.poll(p.cur)
+					if wantReady && wantErr == nil && want.ended && v == nil {
+						wantErr = io.EOF
+					}
+					var lag, wantLag *LagError
+					if errors.As(err, &lag) != errors.As(wantErr, &wantLag) || lag != nil && *lag != *wantLag ||
+						lag == nil && err != wantErr || ready != wantReady || v != nil && *v != wantV {
+						t.Fatalf("seed %d, step %d: got %v, %v, %v, want %v, %v, %v", seed, step, v, ready, err, wantV, wantReady, wantErr)
+					}
+					if !ready || err != nil && lag == nil {
+						break
+					}
+				}
+			}
+		}
+		if len(got.slots) > size {
+			t.Fatalf("seed %d: %d slots in a ring of %d", seed, len(got.slots), size)
+		}
+		// What nobody will read any more is not held.
+		unread := len(want.all)
+		for _, p := range pairs {
+			if !p.cur.closed {
+				unread = min(unread, p.cur.pos)
+			}
+		}
+		held := 0
+		for _, s := range got.slots {
+			if s.value != nil {
+				held++
+			}
+		}
+		if most := min(size, len(want.all)-unread); held > most {
+			t.Fatalf("seed %d: %d events held, %d are unread", seed, held, most)
+		}
+	}
+}
+
+func TestRingConcurrently(t *testing.T) {
+	leakCheck(t)
+	const events, size = 20_000, 64
+	r := newRing[int](size)
+	var readers sync.WaitGroup
+	for i := range 6 {
+		sub := r.subscribe()
+		random := rand.New(rand.NewSource(int64(i)))
+		readers.Add(1)
+		// Ends with the stream; the test waits.
+		go func() {
+			defer readers.Done()
+			seen, next := 0, 0
+			for {
+				ctx, cancel := context.WithCancel(context.Background())
+				if random.Intn(4) == 0 {
+					cancel()
+				}
+				for v, err := range sub.All(ctx) {
+					var lag *LagError
+					switch {
+					case errors.As(err, &lag):
+						next += int(lag.Skipped)
+						continue
+					case err == context.Canceled:
+						continue
+					case err == io.ErrClosedPipe:
+						if next != events || i == 0 && seen == 0 {
+							t.Errorf("reader %d: ended at %d of %d", i, next, events)
+						}
+						cancel()
+						return
+					case err != nil || v != next:
+						t.Errorf("reader %d: got %d, %v, want %d", i, v, err, next)
+						cancel()
+						return
+					}
+					seen++
+					next++
+					if random.Intn(50) == 0 {
+						break
+					}
+				}
+				cancel()
+			}
+		}()
+	}
+	readers.Add(1)
+	// Comes and goes while the others read; ends after its rounds.
+	go func() {
+		defer readers.Done()
+		for range 300 {
+			sub := r.subscribe()
+			sub.Next(context.Background())
+			sub.Close()
+			if _, err := sub.Next(context.Background()); err != io.EOF {
+				t.Errorf("after Close: %v", err)
+			}
+		}
+	}()
+	for i := range events {
+		r.publish(i)
+		if i%size == 0 {
+			runtime.Gosched()
+		}
+	}
+	r.end(io.ErrClosedPipe)
+	readers.Wait()
+}
+
+// TestRingForgetsWhoLeft is about subscribers that waited in vain on a quiet stream: the ring must not remember each of them.
+func TestRingForgetsWhoLeft(t *testing.T) {
+	r := newRing[int](8)
+	for range 100 {
+		sub := r.subscribe()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+		if _, err := sub.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		cancel()
+		sub.Close()
+	}
+	if n := len(r.waiting); n > 0 {
+		t.Errorf("%d closed subscriptions are still waiting", n)
+	}
+}
+
+func TestCase051CallInsideTheLoop(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, &SessionConfig{EventBuffer: 4})
+	const flood = 10_000
+	p.handle("session.getMessages", func(p *peer, m peerMessage) any {
+		for range flood {
+			p.emit(s.ID(), "x", nil)
+		}
+		return map[string]any{"events": []any{}}
+	})
+	seq := s.Events(testContext(t))
+	p.emit(s.ID(), "first", nil)
+	seen, skipped := 0, uint64(0)
+	for e, err := range seq {
+		var lag *LagError
+		switch {
+		case errors.As(err, &lag):
+			skipped += lag.Skipped
+		case err != nil:
+			t.Fatal(err)
+		case e.Type == "first":
+			if _, err := s.History(testContext(t)); err != nil {
+				t.Fatal(err)
+			}
+		default:
+			seen++
+		}
+		if seen+int(skipped) == flood {
+			break
+		}
+	}
+	if seen != 4 {
+		t.Errorf("%d events in a ring of 4, %d reported as skipped", seen, skipped)
+	}
+}
+
+func TestCase052SlowConsumer(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	slow, quick := createSession(t, c, nil), createSession(t, c, nil)
+	release := make(chan struct{})
+	seq, sub := slow.Events(testContext(t)), quick.Subscribe()
+	asleep := make(chan struct{})
+	sleeper := async(func() error {
+		for range seq {
+			close(asleep)
+			<-release
+			return nil
+		}
+		return errors.New("ended")
+	})
+	p.emit(slow.ID(), "x", nil)
+	await(t, "sleeper", asleep)
+	const flood = 100_000
+	frame := encodeFrame(p.event(slow.ID(), "x", strings.Repeat("x", 100)))
+	for range flood / 1000 {
+		p.raw(bytes.Repeat(frame, 1000))
+	}
+	if err := c.Call(testContext(t), "ping", nil, nil); err != nil {
+		t.Error(err)
+	}
+	for range 10 {
+		p.emit(quick.ID(), "y", nil)
+	}
+	for range 10 {
+		if e := next(t, sub); e.Type != "y" {
+			t.Errorf("got %s", e.Type)
+		}
+	}
+	slow.ring.mu.Lock()
+	if n := len(slow.ring.slots); n > defaultEventBuffer {
+		t.Errorf("%d events held", n)
+	}
+	slow.ring.mu.Unlock()
+	close(release)
+	if err := await(t, "sleeper", sleeper); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCase053GapIsReported(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, &SessionConfig{EventBuffer: 16})
+	paused, pace := s.Subscribe(), s.Subscribe()
+	for i := 1; i <= 100; i++ {
+		p.emit(s.ID(), "x", i)
+		if i%8 == 0 || i == 100 {
+			for n := (i-1)/8*8 + 1; n <= i; n++ {
+				if e := next(t, pace); string(e.Data) != strconv.Itoa(n) {
+					t.Fatalf("got %s, want %d", e.Data, n)
+				}
+			}
+		}
+	}
+	p.sync()
+	_, err := paused.Next(testContext(t))
+	var lag *LagError
+	if !errors.As(err, &lag) || lag.Skipped != 84 {
+		t.Fatalf("got %v", err)
+	}
+	for n := 85; n <= 100; n++ {
+		if e := next(t, paused); string(e.Data) != strconv.Itoa(n) {
+			t.Errorf("got %s, want %d", e.Data, n)
+		}
+	}
+	if _, ready, err := paused.poll(); ready {
+		t.Errorf("a second report or event: %v", err)
+	}
+}
+
+func TestCase054IdleOverwritten(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, &SessionConfig{EventBuffer: 4})
+	paused := s.Subscribe()
+	p.handle("session.send", func(p *peer, m peerMessage) any {
+		p.answer(m.ID, map[string]any{"messageId": "m1"})
+		p.send(p.event(s.ID(), "user.message", map[string]any{"messageId": "m1"}),
+			p.event(s.ID(), "assistant.message", map[string]any{"content": "kept"}), p.event(s.ID(), "session.idle", nil))
+		for range 1000 {
+			p.emit(s.ID(), "x", nil, "ephemeral", true)
+		}
+		return noAnswer
+	})
+	m, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"})
+	if err != nil || m.Content != "kept" {
+		t.Errorf("got %+v, %v", m, err)
+	}
+	p.sync()
+	var lag *LagError
+	if _, err := paused.Next(testContext(t)); !errors.As(err, &lag) {
+		t.Errorf("the paused consumer got %v", err)
+	}
+}
+
+func TestCase055ConsumerLeaves(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	two := func() { p.send(p.event(s.ID(), "one", nil), p.event(s.ID(), "two", nil)); p.sync() }
+	subscribers := func() int {
+		s.ring.mu.Lock()
+		defer s.ring.mu.Unlock()
+		return s.ring.subs
+	}
+	for name, leave := range map[string]func(iter.Seq2[Event, error]){
+		"break": func(seq iter.Seq2[Event, error]) {
+			for range seq {
+				break
+			}
+		},
+		"return": func(seq iter.Seq2[Event, error]) {
+			func() error {
+				for range seq {
+					return io.EOF
+				}
+				return nil
+			}()
+		},
+		"panic": func(seq iter.Seq2[Event, error]) {
+			defer func() {
+				if recover() != "body" {
+					t.Error("the panic did not come through")
+				}
+			}()
+			for range seq {
+				panic("body")
+			}
+		},
+		"pull": func(seq iter.Seq2[Event, error]) {
+			pull, stop := iter.Pull2(seq)
+			if e, err, ok := pull(); !ok || err != nil || e.Type != "one" {
+				t.Errorf("pulled %v, %v, %v", e, err, ok)
+			}
+			stop()
+		},
+	} {
+		seq := s.Events(context.Background())
+		two()
+		leave(seq)
+		if n := subscribers(); n != 0 {
+			t.Errorf("%s: %d subscribers left", name, n)
+		}
+		pairs := 0
+		for _, err := range seq { // it was for one range
+			if pairs++; !errors.Is(err, ErrClosed) {
+				t.Errorf("%s: ranged again: %v", name, err)
+			}
+		}
+		if pairs != 1 {
+			t.Errorf("%s: ranged again: %d pairs", name, pairs)
+		}
+	}
+
+	ctx, cancel := context.WithCancel(context.Background())
+	_ = s.Events(ctx) // never ranged
+	cancel()
+	for subscribers() != 0 {
+		runtime.Gosched() // the context package closes it on a goroutine of its own
+	}
+
+	sub := s.Subscribe()
+	defer sub.Close()
+	two()
+	var got []EventType
+	for range 2 { // a subscription goes on where the last range stopped
+		for e, err := range sub.All(testContext(t)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, e.Type)
+			break
+		}
+	}
+	if !slices.Equal(got, []EventType{"one", "two"}) {
+		t.Errorf("got %v", got)
+	}
+	two()
+	for range sub.All(testContext(t)) { // one consumer at a time
+		if _, err := sub.Next(testContext(t)); err == nil || errors.Is(err, io.EOF) {
+			t.Errorf("a second consumer got %v", err)
+		}
+		break
+	}
+	gone, cancelled := context.WithCancelCause(context.Background())
+	cancelled(io.ErrNoProgress)
+	if _, err := sub.Next(gone); !errors.Is(err, context.Canceled) || !errors.Is(err, io.ErrNoProgress) {
+		t.Errorf("with a ctx that is done: %v", err)
+	}
+	if e := next(t, sub); e.Type != "two" { // which has stayed
+		t.Errorf("got %s", e.Type)
+	}
+}
+
+func TestCase056SubscribersComeAndGo(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	one, two, three := s.Subscribe(), s.Subscribe(), s.Subscribe()
+	p.emit(s.ID(), "1", nil)
+	if e := next(t, one); e.Type != "1" {
+		t.Errorf("first: %s", e.Type)
+	}
+	p.emit(s.ID(), "buffered", nil)
+	p.sync()
+	one.Close()
+	one.Close()
+	if e := next(t, two); e.Type != "1" {
+		t.Errorf("second: %s", e.Type)
+	}
+	four := s.Subscribe()
+	p.emit(s.ID(), "2", nil)
+	if _, err := one.Next(testContext(t)); err != io.EOF {
+		t.Errorf("after Close: %v", err)
+	}
+	for _, want := range []EventType{"1", "buffered", "2"} {
+		if e := next(t, three); e.Type != want {
+			t.Errorf("third: %s, want %s", e.Type, want)
+		}
+	}
+	if e := next(t, four); e.Type != "2" { // what came before it was there is not for it
+		t.Errorf("fourth: %s", e.Type)
+	}
+	waiting := async(func() error { _, err := four.Next(testContext(t)); return err })
+	four.Close() // a consumer that waits, or is about to, returns
+	if err := await(t, "consumer", waiting); err != io.EOF {
+		t.Errorf("closed while waiting: %v", err)
+	}
+}
+
+func TestCase058UnexpectedEvents(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	sub := s.Subscribe()
+	events := []struct {
+		event, data string
+		typ         EventType
+		broken      bool // as a payload
+	}{
+		{`{"type":"future.thing","data":{"a":1}}`, `{"a":1}`, "future.thing", false},
+		{`{"type":"assistant.message","data":{"messageId":"a","content":"x","new":[1]},"newer":{}}`, `{"messageId":"a","content":"x","new":[1]}`, EventAssistantMessage, false},
+		{`{"type":"assistant.message","data":{"messageId":{},"content":[]}}`, `{"messageId":{},"content":[]}`, EventAssistantMessage, true},
+		{`{"type":"assistant.message","data":"text"}`, `"text"`, EventAssistantMessage, true},
+		{`{"type":"session.idle"}`, ``, EventSessionIdle, false},
+		{`{"type":"session.idle","data":null}`, `null`, EventSessionIdle, false},
+		{`{"type":"x","data":1e999,"id":5,"timestamp":"yesterday","parentId":{},"agentId":[],"ephemeral":"yes"}`, `1e999`, "x", false},
+		{`{"type":7,"data":12345678901234567890}`, `12345678901234567890`, "", false},
+		{`{"type":"23"}`, ``, "23", false},
+		{`{"type":1234}`, ``, "", false}, // not the one above
+		{`{"type":"\u0078","data":"\ud800"}`, `"\ud800"`, "x", false},
+		{`{}`, ``, "", false},
+		{`{"type":"session.idle","data":{}}`, `{}`, EventSessionIdle, false},
+	}
+	for _, e := range events {
+		p.raw([]byte(spineFrame(fmt.Sprintf(`{"method":"session.event","params":{"sessionId":%q,"event":%s}}`, s.ID(), e.event))))
+		for _, bad := range []string{`null`, `[]`, `"x"`, `5`} { // no events: dropped, and nothing else
+			p.raw([]byte(spineFrame(fmt.Sprintf(`{"method":"session.event","params":{"sessionId":%q,"event":%s}}`, s.ID(), bad))))
+		}
+	}
+	for _, want := range events {
+		e := next(t, sub)
+		if e.Type != want.typ || string(e.Data) != want.data {
+			t.Errorf("%s came as %q with %s", want.event, e.Type, e.Data)
+		}
+		raw, _ := e.Payload().(*RawPayload)
+		if broken := raw != nil && raw.Err != nil; broken != want.broken {
+			t.Errorf("%s: payload %T", want.event, e.Payload())
 		}
 	}
 }
