@@ -2240,3 +2240,580 @@ func TestCase058UnexpectedEvents(t *testing.T) {
 		}
 	}
 }
+
+// ---- turns ----
+
+// spineEvent makes an event for a session at the peer.
+type spineEvent func(p *peer, session string) any
+
+func spineEv(typ string, data map[string]any, extra ...any) spineEvent {
+	return func(p *peer, session string) any { return p.event(session, typ, data, extra...) }
+}
+
+func spineUser(id string) spineEvent {
+	return spineEv("user.message", map[string]any{"messageId": id, "content": "hi"})
+}
+
+func spineSays(text string, extra ...any) spineEvent {
+	return spineEv("assistant.message", map[string]any{"messageId": "a", "content": text}, extra...)
+}
+
+func spineFails(origin string, members ...string) spineEvent {
+	data := map[string]any{"errorType": "query", "message": "no luck", "statusCode": 500}
+	if origin != "" {
+		data["originatingMessageId"] = origin
+	}
+	for _, name := range members {
+		data[name] = true
+	}
+	return spineEv("session.error", data)
+}
+
+// spineScripted makes the peer send events around its answer to session.send.
+func spineScripted(p *peer, early, late []spineEvent) {
+	p.handle("session.send", func(p *peer, m peerMessage) any {
+		session := m.get("sessionId").(string)
+		var out []any
+		for _, e := range early {
+			out = append(out, e(p, session))
+		}
+		out = append(out, map[string]any{"jsonrpc": "2.0", "id": m.ID, "result": map[string]any{"messageId": "m1"}})
+		for _, e := range late {
+			out = append(out, e(p, session))
+		}
+		p.send(out...)
+		return noAnswer
+	})
+}
+
+func TestTurnRules(t *testing.T) {
+	idle, aborted := spineEv("session.idle", nil), spineEv("session.idle", map[string]any{"aborted": true})
+	abort, shutdown := spineEv("abort", map[string]any{"reason": "user_initiated"}), spineEv("session.shutdown", nil)
+	own, other := spineUser("m1"), spineUser("m0")
+	agent := []any{"agentId", "sub"}
+	failed := func(err error) bool {
+		var e *AgentError
+		return errors.As(err, &e) && e.Type == "query" && e.Message == "no luck" && e.StatusCode == 500
+	}
+	isAborted := func(err error) bool { return errors.Is(err, ErrAborted) }
+	isClosed := func(err error) bool { return errors.Is(err, ErrClosed) }
+	type script []spineEvent
+	for _, tt := range []struct {
+		name                string
+		resume              bool
+		before, early, late script // before the message, before the answer to it, and after that
+		want                string
+		is                  func(error) bool // nil: no error
+		asked               string           // what Ask yields
+	}{
+		{name: "plain", late: script{own, spineSays("a"), idle}, want: "a",
+			asked: "user.message assistant.message session.idle"},
+		{name: "over before the answer", early: script{own, spineSays("a"), idle}, want: "a",
+			asked: "user.message assistant.message session.idle"},
+		{name: "begun before the answer", early: script{own}, late: script{spineSays("a"), idle}, want: "a",
+			asked: "user.message assistant.message session.idle"},
+		{name: "last message wins", late: script{own, spineSays("a"), spineSays("b"), idle}, want: "b"},
+		{name: "no message", late: script{own, idle}, asked: "user.message session.idle"},
+		{name: "no user.message", late: script{spineSays("a"), idle}, want: "a", asked: "assistant.message session.idle"},
+		{name: "dropped from the queue", late: script{idle}, asked: "session.idle"},
+		{name: "end of a round is no end", late: script{own, spineEv("assistant.turn_end", nil), spineEv("assistant.idle", nil), spineSays("a"), idle}, want: "a"},
+
+		{name: "idle of an earlier run before the answer", before: script{other}, early: script{spineSays("old"), idle}, late: script{own, spineSays("a"), idle}, want: "a",
+			asked: "user.message assistant.message session.idle"},
+		{name: "idle of an earlier run after the answer", before: script{other}, late: script{spineSays("old"), idle, own, spineSays("a"), idle}, want: "a",
+			asked: "user.message assistant.message session.idle"},
+		{name: "idle of a run that began before the answer", early: script{other}, late: script{spineSays("old"), idle, own, spineSays("a"), idle}, want: "a"},
+		{name: "idle of a run that began after the answer", late: script{other, spineSays("old"), idle, own, spineSays("a"), idle}, want: "a"},
+		{name: "one idle for a queue", before: script{other}, late: script{spineSays("old"), own, spineSays("a"), idle}, want: "a",
+			asked: "user.message assistant.message session.idle"},
+		{name: "earlier run fails", before: script{other}, late: script{spineFails("m0"), own, spineSays("a"), idle}, want: "a"},
+		{name: "earlier run fails and does not say which", before: script{other}, late: script{spineFails(""), own, spineSays("a"), idle}, want: "a",
+			asked: "user.message assistant.message session.idle"},
+		{name: "earlier run fails before the answer", before: script{other}, early: script{spineFails(""), idle}, late: script{own, spineSays("a"), idle}, want: "a"},
+		{name: "earlier run was aborted", before: script{other, abort}, late: script{aborted, own, spineSays("a"), idle}, want: "a"},
+		{name: "earlier run is aborted before the answer", before: script{other}, early: script{abort, aborted}, late: script{own, spineSays("a"), idle}, want: "a"},
+		{name: "earlier run has ended by an error, its idle comes late", before: script{other, spineFails("m0")}, late: script{idle, own, spineSays("a"), idle}, want: "a"},
+
+		{name: "replay before the message", resume: true, before: script{other, spineSays("old"), idle}, late: script{own, spineSays("new"), idle}, want: "new"},
+		{name: "replay before the answer", resume: true, early: script{other, spineSays("old"), idle}, late: script{own, spineSays("new"), idle}, want: "new"},
+		{name: "replay after the answer", resume: true, late: script{other, spineSays("old"), idle, own, spineSays("new"), idle}, want: "new",
+			asked: "user.message assistant.message session.idle"},
+		{name: "bare idle after a resume", resume: true, late: script{idle, own, spineSays("new"), idle}, want: "new"},
+
+		{name: "error", late: script{own, spineSays("part"), spineFails("m1")}, want: "part", is: failed,
+			asked: "user.message assistant.message session.error"},
+		{name: "error and nothing else", late: script{spineFails("")}, is: failed, asked: "session.error"},
+		{name: "error before the answer", early: script{spineFails("m1")}, is: failed, asked: "session.error"},
+		{name: "error of the whole run before the answer", early: script{own, spineFails("m1"), idle}, is: failed, asked: "user.message session.error"},
+		{name: "error that another model may mend", late: script{own, spineFails("m1", "eligibleForAutoSwitch"), spineSays("a"), idle}, want: "a"},
+		{name: "error of a later message", late: script{own, spineFails("m2"), spineSays("a"), idle}, want: "a"},
+		{name: "abort", late: script{own, spineSays("part"), abort}, want: "part", is: isAborted, asked: "user.message assistant.message abort"},
+		{name: "abort that only idle tells of", late: script{own, spineSays("part"), aborted}, want: "part", is: isAborted},
+		{name: "abort before the run", late: script{abort, aborted}, is: isAborted, asked: "abort"},
+		{name: "shutdown", late: script{own, shutdown}, is: isClosed, asked: "user.message session.shutdown"},
+		{name: "sub-agents", late: script{own, spineSays("sub", agent...), spineEv("session.idle", nil, agent...), spineEv("abort", nil, agent...),
+			spineEv("session.error", map[string]any{"errorType": "query"}, agent...), spineSays("a"), spineSays("sub", agent...), idle}, want: "a"},
+
+		{name: "dropped behind an earlier run", before: script{other}, late: script{spineSays("old"), idle}, want: "old",
+			asked: "assistant.message session.idle"}, // what follows the answer counts then
+		{name: "failed behind an earlier run", before: script{other}, late: script{spineFails(""), idle}, is: failed},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			leakCheck(t)
+			for _, ask := range []bool{false, true} {
+				c, p := newPeer(t, nil)
+				var s *Session
+				if tt.resume {
+					var err error
+					if s, err = c.ResumeSession(testContext(t), "s", nil); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					s = createSession(t, c, nil)
+				}
+				for _, e := range tt.before {
+					p.send(e(p, s.ID()))
+				}
+				p.sync()
+				spineScripted(p, tt.early, tt.late)
+				var text string
+				var err error
+				if !ask {
+					var m *AssistantMessage
+					if m, err = s.SendAndWait(testContext(t), Message{Prompt: "hi"}); m != nil {
+						text = m.Content
+					}
+				} else {
+					var types []string
+					for e, pairErr := range s.Ask(testContext(t), Message{Prompt: "hi"}) {
+						if err != nil {
+							t.Errorf("a pair after the last one: %v, %v", e.Type, pairErr)
+						}
+						if err = pairErr; err != nil {
+							continue
+						}
+						types = append(types, string(e.Type))
+						if m, ok := e.Payload().(*AssistantMessage); ok && e.AgentID == "" {
+							text = m.Content
+						}
+					}
+					if got := strings.Join(types, " "); tt.asked != "" && got != tt.asked {
+						t.Errorf("Ask yields %s, want %s", got, tt.asked)
+					}
+				}
+				if tt.is == nil && err != nil || tt.is != nil && !tt.is(err) {
+					t.Errorf("Ask=%v: got %v", ask, err)
+				}
+				if text != tt.want {
+					t.Errorf("Ask=%v: got %q, want %q", ask, text, tt.want)
+				}
+			}
+		})
+	}
+}
+
+// TestTurnAfterTurn is about what one turn leaves to the next.
+func TestTurnAfterTurn(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	idle := spineEv("session.idle", nil)
+	own := spineUser("m1") // every message gets this id here, which makes nothing easier
+	ask := func(early, late []spineEvent) (string, error) {
+		spineScripted(p, early, late)
+		m, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"})
+		if m == nil {
+			m = &AssistantMessage{}
+		}
+		return m.Content, err
+	}
+	var failed *AgentError
+	if _, err := ask(nil, []spineEvent{own, spineFails("m1")}); !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	if text, err := ask([]spineEvent{idle}, []spineEvent{own, spineSays("b"), idle}); text != "b" || err != nil {
+		t.Errorf("its idle before the next answer: %q, %v", text, err)
+	}
+	if _, err := ask(nil, []spineEvent{own, spineFails("m1")}); !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	if text, err := ask(nil, []spineEvent{idle, own, spineSays("c"), idle}); text != "c" || err != nil {
+		t.Errorf("its idle after the next answer: %q, %v", text, err)
+	}
+	if _, err := ask(nil, []spineEvent{own, spineFails("m1")}); !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	if text, err := ask(nil, []spineEvent{own, spineSays("d"), idle}); text != "d" || err != nil {
+		t.Errorf("its idle never comes: %q, %v", text, err)
+	}
+	if _, err := ask(nil, []spineEvent{own, spineEv("abort", nil)}); !errors.Is(err, ErrAborted) {
+		t.Fatal(err)
+	}
+	if text, err := ask(nil, []spineEvent{spineEv("session.idle", map[string]any{"aborted": true}), own, spineSays("e"), idle}); text != "e" || err != nil {
+		t.Errorf("idle of an aborted turn: %q, %v", text, err)
+	}
+
+	// A loop that is left early leaves the slot free, and its run to the server.
+	spineScripted(p, nil, []spineEvent{own, spineSays("part")})
+	for e, err := range s.Ask(testContext(t), Message{Prompt: "hi"}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Type == EventAssistantMessage {
+			break
+		}
+	}
+	if text, err := ask(nil, []spineEvent{spineSays("rest"), idle, own, spineSays("f"), idle}); text != "f" || err != nil {
+		t.Errorf("after an early exit: %q, %v", text, err)
+	}
+	if n := len(p.calls("session.abort")); n > 0 {
+		t.Error("leaving the loop has aborted the turn")
+	}
+
+	// A send that was refused announces nothing.
+	p.refuse("session.send", codeInternal, "no")
+	if _, err := s.Send(testContext(t), Message{Prompt: "hi"}); err == nil {
+		t.Error("refused?")
+	}
+	if _, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"}); err == nil {
+		t.Error("refused?")
+	}
+	if text, err := ask(nil, []spineEvent{idle}); text != "" || err != nil {
+		t.Errorf("after refusals: %q, %v", text, err)
+	}
+}
+
+func TestOneTurnAtATime(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s, free := createSession(t, c, nil), createSession(t, c, nil)
+	spineScripted(p, nil, []spineEvent{spineUser("m1")})
+	first := async(func() error { _, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"}); return err })
+	p.wait("session.send", 1)
+	p.sync()
+	if _, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"}); !errors.Is(err, ErrTurnActive) {
+		t.Errorf("SendAndWait: %v", err)
+	}
+	pairs := 0
+	for _, err := range s.Ask(testContext(t), Message{Prompt: "hi"}) {
+		if pairs++; !errors.Is(err, ErrTurnActive) {
+			t.Errorf("Ask: %v", err)
+		}
+	}
+	if n := len(p.calls("session.send")); n != 1 || pairs != 1 {
+		t.Errorf("%d messages sent, %d pairs", n, pairs)
+	}
+	if _, err := s.Send(testContext(t), Message{Prompt: "steer"}); err != nil { // is no turn that somebody waits for
+		t.Error(err)
+	}
+	other := async(func() error { _, err := free.SendAndWait(testContext(t), Message{Prompt: "hi"}); return err })
+	p.wait("session.send", 3)
+	p.sync()
+	for _, id := range []string{s.ID(), free.ID()} {
+		p.emit(id, "session.idle", nil)
+	}
+	for _, turn := range []<-chan error{first, other} {
+		if err := await(t, "turn", turn); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAskWithASmallRing(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	const size = 4
+	for _, tt := range []struct {
+		name          string
+		inside, after int // deltas of the turn, events after its end, while the consumer is busy with the first event
+		skipped       uint64
+		seen          int
+	}{
+		{"keeps pace", 0, 0, 0, 2},
+		{"just fits", 3, 0, 0, 5},
+		{"gap inside the turn", 20, 0, 17, 5},
+		{"gap over the end", 20, 2, 19, 3},
+		{"gap up to the end", 20, 4, 21, 1},
+		{"gap beyond the end", 20, 50, 21, 1},
+		{"gap after the end", 0, 3, 0, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := createSession(t, c, &SessionConfig{EventBuffer: size})
+			late := []spineEvent{spineUser("m1")}
+			spineScripted(p, nil, late)
+			var seen int
+			var skipped uint64
+			for e, err := range s.Ask(testContext(t), Message{Prompt: "hi"}) {
+				var lag *LagError
+				switch {
+				case errors.As(err, &lag):
+					skipped += lag.Skipped
+				case err != nil:
+					t.Fatal(err)
+				default:
+					seen++
+				}
+				if e.Type == EventUserMessage {
+					for range tt.inside {
+						p.emit(s.ID(), "assistant.message_delta", nil)
+					}
+					p.emit(s.ID(), "session.idle", nil)
+					for range tt.after {
+						p.emit(s.ID(), "x", nil)
+					}
+					p.sync()
+				}
+			}
+			if seen != tt.seen || skipped != tt.skipped || seen+int(skipped) != tt.inside+2 {
+				t.Errorf("saw %d and %d skipped, want %d and %d", seen, skipped, tt.seen, tt.skipped)
+			}
+		})
+	}
+	t.Run("error before the answer, then a flood", func(t *testing.T) {
+		s := createSession(t, c, &SessionConfig{EventBuffer: size})
+		late := slices.Repeat([]spineEvent{spineEv("x", nil)}, 50)
+		spineScripted(p, []spineEvent{spineFails("m1")}, late)
+		for _, err := range s.Ask(testContext(t), Message{Prompt: "hi"}) {
+			var lag *LagError
+			if errors.As(err, &lag) && lag.Skipped > 1 {
+				t.Errorf("%d skipped", lag.Skipped)
+			}
+		}
+	})
+}
+
+// TestTurnFloodedBeforeTheAnswer is about more events of other runs than are kept while a send is unanswered.
+func TestTurnFloodedBeforeTheAnswer(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	early := slices.Repeat([]spineEvent{spineSays("old")}, 2*maxEarly)
+	spineScripted(p, append(early, spineUser("m1"), spineSays("a"), spineEv("session.idle", nil)), nil)
+	m, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"})
+	if err != nil || m.Content != "a" {
+		t.Errorf("got %+v, %v", m, err)
+	}
+}
+
+// TestTurnDroppedWhileTheServerWorks is about the question that settles whether a message is still in the queue.
+func TestTurnDroppedWhileTheServerWorks(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	p.emit(s.ID(), "user.message", map[string]any{"messageId": "m0"})
+	p.sync()
+	asked := 0
+	p.handle("session.metadata.isProcessing", func(p *peer, m peerMessage) any {
+		if asked++; asked == 1 {
+			return map[string]any{"processing": true}
+		}
+		p.send(spineUser("m1")(p, s.ID()), spineSays("a")(p, s.ID()), spineEv("session.idle", nil)(p, s.ID()))
+		return map[string]any{"processing": false} // too late to mean anything
+	})
+	spineScripted(p, nil, []spineEvent{spineEv("session.idle", nil)})
+	m, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"})
+	if err != nil || m == nil || m.Content != "a" || asked != 2 {
+		t.Errorf("asked %d times, got %+v, %v", asked, m, err)
+	}
+}
+
+func TestCase060ParallelTurns(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	p.handle("session.send", func(p *peer, m peerMessage) any {
+		session, prompt := m.get("sessionId").(string), m.get("prompt").(string)
+		id := "m-" + prompt
+		p.send(map[string]any{"jsonrpc": "2.0", "id": m.ID, "result": map[string]any{"messageId": id}},
+			p.event(session, "user.message", map[string]any{"messageId": id}),
+			p.event(session, "assistant.message_delta", map[string]any{"deltaContent": prompt}),
+			p.event(session, "assistant.message", map[string]any{"content": "to " + prompt}),
+			p.event(session, "session.idle", nil))
+		return noAnswer
+	})
+	var sessions []<-chan error
+	for i := range 20 {
+		s := createSession(t, c, nil)
+		sessions = append(sessions, async(func() error {
+			for turn := range 50 {
+				prompt := fmt.Sprintf("%d.%d", i, turn)
+				ctx := testContext(t)
+				if turn%2 == 0 {
+					m, err := s.SendAndWait(ctx, Message{Prompt: prompt})
+					if err != nil || m.Content != "to "+prompt {
+						return fmt.Errorf("%s: %+v, %v", prompt, m, err)
+					}
+					continue
+				}
+				var got []string
+				for e, err := range s.Ask(ctx, Message{Prompt: prompt}) {
+					if err != nil {
+						return err
+					}
+					switch m := e.Payload().(type) {
+					case *AssistantMessageDelta:
+						got = append(got, m.DeltaContent)
+					case *AssistantMessage:
+						got = append(got, m.Content)
+					}
+				}
+				if want := []string{prompt, "to " + prompt}; !slices.Equal(got, want) {
+					return fmt.Errorf("got %q, want %q", got, want)
+				}
+			}
+			return nil
+		}))
+	}
+	for _, s := range sessions {
+		if err := await(t, "session", s); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestCase066OneTerminalPair(t *testing.T) {
+	for name, tt := range map[string]struct {
+		end  func(c *Client, s *Session, p *peer)
+		want error
+	}{
+		"connection lost": {func(c *Client, s *Session, p *peer) { p.conn.Close() }, io.ErrUnexpectedEOF},
+		"session closed":  {func(c *Client, s *Session, p *peer) { s.Disconnect(testContext(t)) }, ErrClosed},
+		"session deleted": {func(c *Client, s *Session, p *peer) {
+			p.send(notification("session.lifecycle", map[string]any{"type": "session.deleted", "sessionId": s.ID()}))
+		}, ErrSessionNotFound},
+		"client stopped": {func(c *Client, s *Session, p *peer) { c.Stop(testContext(t)) }, ErrClosed},
+		"client killed":  {func(c *Client, s *Session, p *peer) { c.ForceStop() }, ErrClosed},
+	} {
+		for _, begun := range []bool{false, true} { // whether the turn's user.message has come
+			t.Run(fmt.Sprintf("%s begun=%v", name, begun), func(t *testing.T) {
+				leakCheck(t)
+				c, p := newPeer(t, nil)
+				s := createSession(t, c, nil)
+				var late []spineEvent
+				if begun {
+					late = []spineEvent{spineUser("m1"), spineSays("part")}
+				} else {
+					p.emit(s.ID(), "user.message", map[string]any{"messageId": "m0"})
+				}
+				p.sync()
+				spineScripted(p, nil, late)
+				result := async(func() error {
+					events, terminal := 0, 0
+					for _, err := range s.Ask(testContext(t), Message{Prompt: "hi"}) {
+						if err == nil {
+							if events++; terminal > 0 {
+								return errors.New("an event after the last pair")
+							}
+							continue
+						}
+						if terminal++; !errors.Is(err, tt.want) {
+							return err
+						}
+					}
+					if events != len(late) || terminal != 1 {
+						return fmt.Errorf("%d events, %d terminal pairs", events, terminal)
+					}
+					return nil
+				})
+				p.wait("session.send", 1)
+				p.sync()
+				tt.end(c, s, p)
+				if err := await(t, "Ask", result); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+func TestCase067NoTimerIsLeft(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	spineScripted(p, nil, []spineEvent{spineUser("m1"), spineEv("session.idle", nil)})
+	if _, err := s.SendAndWait(ctx, Message{Prompt: "hi"}); err != nil {
+		t.Error(err)
+	}
+	// The library's own timer of a turn, which only doubt winds up, is gone with the doubt.
+	p.emit(s.ID(), "user.message", map[string]any{"messageId": "m0"})
+	spineScripted(p, nil, []spineEvent{spineEv("session.idle", nil)})
+	left, leave := context.WithCancel(ctx)
+	waited := async(func() error { _, err := s.SendAndWait(left, Message{Prompt: "hi"}); return err })
+	p.wait("session.send", 2)
+	p.sync()
+	s.mu.Lock()
+	turn := s.turns.active
+	wound := turn != nil && turn.backstop != nil
+	s.mu.Unlock()
+	leave()
+	if err := await(t, "turn", waited); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if s.mu.Lock(); !wound || turn.backstop != nil {
+		t.Errorf("the timer was wound up: %v, it still runs: %v", wound, turn.backstop != nil)
+	}
+	s.mu.Unlock()
+}
+
+func TestCase068CancelledWait(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	why := errors.New("enough")
+	var e *TurnError
+
+	gone, cancel := context.WithCancelCause(context.Background())
+	cancel(why)
+	if _, err := s.SendAndWait(gone, Message{Prompt: "hi"}); !errors.Is(err, why) || errors.As(err, &e) {
+		t.Errorf("cancelled before: %v", err)
+	}
+	pairs := 0
+	for _, err := range s.Ask(gone, Message{Prompt: "hi"}) {
+		if pairs++; !errors.Is(err, why) || !errors.Is(err, context.Canceled) {
+			t.Errorf("Ask cancelled before: %v", err)
+		}
+	}
+	if n := len(p.calls("session.send")); n != 0 || pairs != 1 {
+		t.Errorf("%d messages sent, %d pairs", n, pairs)
+	}
+
+	p.handle("session.send", func(*peer, peerMessage) any { return noAnswer })
+	for _, answered := range []bool{false, true} {
+		if answered {
+			spineScripted(p, nil, []spineEvent{spineUser("m1"), spineEv("assistant.turn_start", nil),
+				spineEv("tool.execution_start", map[string]any{"toolCallId": "t1", "toolName": "bash"}),
+				spineEv("permission.requested", map[string]any{"requestId": "p1"})})
+		}
+		for _, ask := range []bool{false, true} {
+			ctx, cancel := context.WithCancelCause(context.Background())
+			sent := len(p.calls("session.send"))
+			waited := async(func() (err error) {
+				if !ask {
+					_, err = s.SendAndWait(ctx, Message{Prompt: "hi"})
+					return err
+				}
+				for _, err = range s.Ask(ctx, Message{Prompt: "hi"}) {
+				}
+				return err
+			})
+			p.wait("session.send", sent+1)
+			p.sync()
+			cancel(why)
+			err := await(t, "turn", waited)
+			if !errors.As(err, &e) || !errors.Is(err, why) || !errors.Is(err, context.Canceled) {
+				t.Fatalf("answered=%v Ask=%v: %v", answered, ask, err)
+			}
+			if answered && (e.LastEvent != "permission.requested" || !slices.Equal(e.OpenTools, []string{"bash"}) || e.OpenPermissions != 1 || e.Events != 4) {
+				t.Errorf("Ask=%v: %+v", ask, e)
+			}
+		}
+	}
+	p.sync()
+	if n := len(p.calls("session.abort")); n > 0 {
+		t.Errorf("%d aborts", n)
+	}
+	if n := len(p.calls("session.send")); n != 4 {
+		t.Errorf("%d messages sent", n)
+	}
+}
