@@ -6,12 +6,15 @@ import (
 	"testing"
 )
 
-// TestMain makes the test binary play the CLI where a test has started it as a child.
+// TestMain makes the test binary play the CLI, or its host, where a test has started it as a child.
 func TestMain(m *testing.M) {
-	switch mode, script, _ := strings.Cut(os.Getenv("COPILOT_TEST_CHILD"), ":"); mode {
+	child := os.Getenv("COPILOT_TEST_CHILD")
+	switch mode, script, _ := strings.Cut(child, ":"); mode {
+	case "":
+		os.Exit(m.Run())
 	case "spine":
 		os.Exit(spineChild(script))
 	default:
-		os.Exit(m.Run())
+		os.Exit(procChild(child))
 	}
 }

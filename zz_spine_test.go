@@ -461,7 +461,7 @@ func TestCase016StopConfirmsTheEnd(t *testing.T) {
 	}
 }
 
-func TestCase017NoZombies(t *testing.T) {
+func TestCase017ClientsLeaveNoZombies(t *testing.T) {
 	spineFlat(t)
 	for range spineRounds(50) {
 		if err := spineStart(t, spineOptions(t, spineScript{})).Stop(testContext(t)); err != nil {
