@@ -894,7 +894,8 @@ func serveCanvas(ctx context.Context, s *Session, method string, params json.Raw
 // canvasReply puts an error into the form that canvases have of their own.
 func canvasReply(result any, err error) (any, error) {
 	var rpc *RPCError
-	if err == nil || errors.As(err, &rpc) {
+	var params *paramsError
+	if err == nil || errors.As(err, &rpc) || errors.As(err, &params) {
 		return result, err
 	}
 	told := &CanvasError{"canvas_handler_error", err.Error()}
@@ -911,7 +912,7 @@ const (
 )
 
 var (
-	errBodyOverflow     = fmt.Errorf("more than %d bytes of the request body waited to be read", maxRequestBody)
+	errBodyOverflow     = errors.New("too much of the request body waited to be read")
 	errModelCancelled   = fmt.Errorf("%w: the runtime cancelled the model request", errResolved)
 	errModelUnwanted    = errors.New("the runtime wants no more of the response")
 	errModelWebSockets  = errors.New("Options.ModelTransport serves no web sockets")
@@ -1006,19 +1007,24 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 		return
 	}
 	x := &exchange{client: c, id: p.RequestID, method: p.Method, url: p.URL, header: endToEnd(p.Headers), socket: p.Transport == "websocket"}
-	x.body.wake = make(chan struct{}, 1)
+	x.body.max, x.body.wake = maxRequestBody, make(chan struct{}, 1)
 	var sets []*tasks
 	if s != nil {
 		sets = append(sets, &s.tasks)
 	}
 	run := func(ctx context.Context) (any, error) {
 		defer context.AfterFunc(ctx, func() { x.body.fail(context.Cause(ctx)) })() // wakes a transport that reads the body
-		return nil, x.roundTrip(context.WithValue(ctx, modelRequestKey{}, p.ModelRequest))
+		switch err := x.roundTrip(context.WithValue(ctx, modelRequestKey{}, p.ModelRequest)); err {
+		case nil, errModelUnwanted:
+			return nil, nil
+		default:
+			return nil, errors.New(x.mask(err.Error()))
+		}
 	}
 	x.task = c.newTask(s, job{host: true, run: run}, "model "+p.RequestID, sets...)
 	if p.RequestID == "" || !c.host.exchanges.add(x) {
 		x.task.cancel(nil)
-		refuse(&RPCError{Code: codeInvalidParams, Message: "params: requestId is missing or in use"})
+		refuse(&paramsError{errors.New("requestId is missing or in use")})
 		return
 	}
 	c.conn.replyNow(m.id, struct{}{}, nil)
@@ -1031,24 +1037,21 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 
 // modelChunk gives a piece of a request's body to its exchange. Pieces for exchanges that are over are ignored.
 func (c *Client) modelChunk(params json.RawMessage) error {
-	var p struct {
-		RequestID           string
-		Data                json.RawMessage // decoded by whoever reads the body
-		Binary, End, Cancel bool
+	id, data := unquote(member(params, "requestId")), member(params, "data") // which is decoded by whoever reads the body
+	is := func(name string) bool { return string(member(params, name)) == "true" }
+	if id == "" {
+		return &paramsError{errors.New("requestId is missing")}
 	}
-	if bad := decodeParams(params, &p); bad != nil {
-		return bad
-	}
-	switch x := c.host.exchanges.find(p.RequestID); {
+	switch x := c.host.exchanges.find(id); {
 	case x == nil:
 		c.log.Debug("copilot: ignored a piece of a model request that is over")
-	case p.Cancel:
+	case is("cancel"):
 		x.task.cancel(errModelCancelled)
-	case len(p.Data) > 0 && p.Data[0] != '"':
-		bad := &RPCError{Code: codeInvalidParams, Message: "params: data is no string"}
+	case len(data) > 0 && data[0] != '"':
+		bad := &paramsError{errors.New("data is no string")}
 		x.task.cancel(bad)
 		return bad
-	case !x.body.push(p.Data, p.Binary, p.End):
+	case !x.body.push(data, is("binary"), is("end")):
 		x.task.cancel(errBodyOverflow)
 	}
 	return nil
@@ -1101,7 +1104,7 @@ func (x *exchange) roundTrip(ctx context.Context) error {
 
 // finish tells the runtime of an exchange that did not end well. It has a second for that, since ctx may have ended.
 func (x *exchange) finish(ctx context.Context, err error) {
-	if err == nil || err == errModelUnwanted {
+	if err == nil {
 		return
 	}
 	status, failure := http.StatusBadGateway, &exchangeError{}
@@ -1109,7 +1112,7 @@ func (x *exchange) finish(ctx context.Context, err error) {
 		const clientClosedRequest = 499
 		status, failure.Code, err = clientClosedRequest, "cancelled", context.Cause(ctx)
 	}
-	failure.Message = x.mask(err.Error())
+	failure.Message = err.Error()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
 	defer cancel()
 	err = nil
@@ -1221,6 +1224,7 @@ func endToEnd(h http.Header) http.Header {
 type requestBody struct {
 	rest []byte // decoded and not read yet; the reading goroutine's
 
+	max   int           // bytes that may be queued
 	wake  chan struct{} // capacity 1: there is news
 	mu    sync.Mutex
 	queue []bodyPiece
@@ -1240,7 +1244,7 @@ func (b *requestBody) push(raw json.RawMessage, binary, last bool) bool {
 	if b.end != nil {
 		return true
 	}
-	if len(b.queue) > 0 && b.size+len(raw) > maxRequestBody {
+	if len(b.queue) > 0 && b.size+len(raw) > b.max {
 		return false
 	}
 	if len(raw) > len(`""`) {

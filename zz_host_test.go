@@ -1,12 +1,15 @@
 package copilot
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -16,10 +19,12 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"testing/fstest"
+	"testing/iotest"
 	"time"
 )
 
@@ -177,30 +182,30 @@ func hostProvider(m *modelServer) *ProviderConfig {
 
 func TestRealSessionFS(t *testing.T) {
 	model := newModelServer(t)
-	files := newMapFS()
 	c := startReal(t, Options{SessionFS: &SessionFSConfig{InitialCWD: "/workspace", StatePath: "/state", Conventions: "posix"}})
 	ctx := testContext(t)
-	s := createSession(t, c, &SessionConfig{Model: "fake-model", Provider: hostProvider(model), SessionFS: files})
-	for range 3 {
-		if m, err := s.SendAndWait(ctx, Message{Prompt: "say: kept in a map"}); err != nil || m.Content != "kept in a map" {
-			t.Fatalf("turn: %v %v", m, err)
+	for name, files := range map[string]SessionFS{"map": newMapFS(), "directory": DirFS(t.TempDir())} {
+		cfg := &SessionConfig{Model: "fake-model", Provider: hostProvider(model), SessionFS: files}
+		s := createSession(t, c, cfg)
+		for range 3 {
+			if m, err := s.SendAndWait(ctx, Message{Prompt: "say: kept by the host"}); err != nil || m.Content != "kept by the host" {
+				t.Fatalf("%s: turn: %v %v", name, m, err)
+			}
 		}
-	}
-	id := s.ID()
-	if err := s.Disconnect(ctx); err != nil {
-		t.Fatal(err)
-	}
-	log, err := files.ReadFile(ctx, "/state/events.jsonl")
-	if err != nil || strings.Count(string(log), "kept in a map") < 6 {
-		t.Errorf("the conversation is not in the map: %v\n%s", err, log)
-	}
-	s, err = c.ResumeSession(ctx, id, &SessionConfig{Model: "fake-model", Provider: hostProvider(model), SessionFS: files})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := s.SendAndWait(ctx, Message{Prompt: "history"})
-	if err != nil || !strings.Contains(m.Content, "kept in a map") {
-		t.Errorf("resumed from the map: %v %v", m, err)
+		if err := s.Disconnect(ctx); err != nil {
+			t.Fatal(err)
+		}
+		log, err := files.ReadFile(ctx, "/state/events.jsonl")
+		if err != nil || strings.Count(string(log), "kept by the host") < 6 {
+			t.Errorf("%s: the conversation is not there: %v\n%s", name, err, log)
+		}
+		s, err = c.ResumeSession(ctx, s.ID(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err := s.SendAndWait(ctx, Message{Prompt: "history"}); err != nil || !strings.Contains(m.Content, "kept by the host") {
+			t.Errorf("%s: resumed: %v %v", name, m, err)
+		}
 	}
 }
 
@@ -209,11 +214,17 @@ func TestRealModelTransport(t *testing.T) {
 	model.URL = "http://nowhere.invalid"
 	var mu sync.Mutex
 	var infos []ModelRequest
+	cancelled := make(chan struct{}, 1)
 	transport := roundTripper(func(req *http.Request) (*http.Response, error) {
 		info, _ := ModelRequestFrom(req.Context())
 		mu.Lock()
 		infos = append(infos, info)
 		mu.Unlock()
+		context.AfterFunc(req.Context(), func() {
+			if errors.Is(context.Cause(req.Context()), errModelCancelled) {
+				cancelled <- struct{}{}
+			}
+		})
 		return serveInMemory{model}.RoundTrip(req)
 	})
 	c := startReal(t, Options{ModelTransport: transport})
@@ -244,6 +255,7 @@ func TestRealModelTransport(t *testing.T) {
 	if err := await(t, "turn", turn); !errors.Is(err, ErrAborted) {
 		t.Error(err)
 	}
+	await(t, "cancellation of the model request", cancelled)
 }
 
 func TestRealBearerToken(t *testing.T) {
@@ -598,5 +610,751 @@ func TestDirFSBadFiles(t *testing.T) {
 	cancel()
 	if _, err := DirFS(dir).ReadDir(cancelled, "/"); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+func TestProviderToken(t *testing.T) {
+	leakCheck(t)
+	const token = "tok-3cr3t"
+	logs := new(syncBuffer)
+	c, p := newPeer(t, &Options{Logger: slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	provide := func(ctx context.Context, provider string) (string, error) {
+		switch provider {
+		case "fails":
+			return token, fmt.Errorf("exchange of %s and static-key: denied", token)
+		case "empty":
+			return "", nil
+		case "line":
+			return token + "\n", nil
+		case "panics":
+			panic("at the bank")
+		case "blocks":
+			<-ctx.Done()
+			return "", context.Cause(ctx)
+		}
+		return token + provider, nil
+	}
+	cfg := &SessionConfig{SessionID: "s"}
+	for _, name := range []string{"acme", "fails", "empty", "line", "panics", "blocks"} {
+		cfg.Providers = append(cfg.Providers, NamedProviderConfig{Name: name, BaseURL: "http://x", BearerTokenProvider: provide})
+	}
+	cfg.Providers = append(cfg.Providers, NamedProviderConfig{Name: "static", BaseURL: "http://x", APIKey: "static-key"})
+	s := createSession(t, c, cfg)
+	createSession(t, c, &SessionConfig{SessionID: "d", Provider: &ProviderConfig{BaseURL: "http://x", BearerTokenProvider: provide}})
+	const bad = "-32603 token provider: it returned no token, or one with blanks or control characters"
+	for _, tt := range []struct{ session, provider, want string }{
+		{"s", "acme", `{"token":"tok-3cr3tacme"}`},
+		{"d", "default", `{"token":"tok-3cr3tdefault"}`},
+		{"s", "default", `-32603 no token provider for "default"`},
+		{"s", "static", `-32603 no token provider for "static"`},
+		{"s", "fails", `-32603 token provider: exchange of [redacted] and [redacted]: denied`},
+		{"s", "empty", bad},
+		{"s", "line", bad},
+		{"s", "panics", `-32603 the host's handler panicked`},
+		{"gone", "acme", `-32602 no such session here`},
+	} {
+		params := fmt.Sprintf(`{"sessionId":%q,"providerName":%q}`, tt.session, tt.provider)
+		if got := hostAnswer(p, "providerToken.getToken", params); got != tt.want {
+			t.Errorf("%s\ngot  %s\nwant %s", params, got, tt.want)
+		}
+	}
+	if got := hostAnswer(p, "providerToken.getToken", `{"sessionId":"s","providerName":1}`); !strings.HasPrefix(got, "-32602 params") {
+		t.Errorf("got %s", got)
+	}
+	blocked := p.ask("providerToken.getToken", json.RawMessage(`{"sessionId":"s","providerName":"blocks"}`))
+	p.sync()
+	if err := s.Disconnect(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got := hostText(await(t, "answer", blocked)); !strings.HasPrefix(got, "-32603 token provider: ") {
+		t.Errorf("got %s", got)
+	}
+	if strings.Contains(logs.String(), token) {
+		t.Errorf("the log shows the token:\n%s", logs)
+	}
+}
+
+// syncBuffer is a buffer for loggers.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func TestGitHubToken(t *testing.T) {
+	leakCheck(t)
+	const token = "gho-3cr3t"
+	c, p := newPeer(t, nil)
+	var early string // the answer that came before the session's
+	p.handle("session.create", func(p *peer, m peerMessage) any {
+		id := m.get("gitHubTokenProviderRegistrationId")
+		if id == nil {
+			return map[string]any{"sessionId": m.get("sessionId")}
+		}
+		answer := p.ask("gitHubToken.getToken", map[string]any{"registrationId": id, "host": "github.com", "reason": "initial"})
+		go func() { // ends with the client's answer; the peer has to read it
+			early = hostText(<-answer)
+			p.answer(m.ID, map[string]any{"sessionId": m.get("sessionId")})
+		}()
+		return noAnswer
+	})
+	var mu sync.Mutex
+	var asked []GitHubTokenRequest
+	result := &GitHubAccessToken{AccessToken: token, TokenType: "bearer", ExpiresIn: 8 * time.Hour}
+	var fail error
+	s := createSession(t, c, &SessionConfig{SessionID: "s", GitHubTokenProvider: func(ctx context.Context, r GitHubTokenRequest) (*GitHubAccessToken, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r)
+		return result, fail
+	}})
+	const good = `{"kind":"token","accessToken":"gho-3cr3t","tokenType":"bearer","expiresIn":28800}`
+	if early != good {
+		t.Errorf("during the start: %s", early)
+	}
+	registration, _ := p.wait("session.create", 1).get("gitHubTokenProviderRegistrationId").(string)
+	if len(registration) != 36 {
+		t.Errorf("registration %q", registration)
+	}
+	for _, tt := range []struct {
+		name   string
+		result *GitHubAccessToken
+		err    error
+		want   string
+	}{
+		{"again", result, nil, good},
+		{"cancelled", nil, nil, `{"kind":"cancelled"}`},
+		{"error", result, errors.New("no " + token), "-32603 GitHub token provider: no [redacted]"},
+		{"no lifetime", &GitHubAccessToken{AccessToken: token}, nil, "-32603 GitHub token provider: ExpiresIn is less than a second"},
+		{"no token", &GitHubAccessToken{ExpiresIn: time.Hour}, nil, "-32603 GitHub token provider: it returned no token, or one with blanks or control characters"},
+	} {
+		mu.Lock()
+		result, fail = tt.result, tt.err
+		mu.Unlock()
+		params := fmt.Sprintf(`{"registrationId":%q,"host":"ghe.example","sessionId":"s","reason":"refresh"}`, registration)
+		if got := hostAnswer(p, "gitHubToken.getToken", params); got != tt.want {
+			t.Errorf("%s\ngot  %s\nwant %s", tt.name, got, tt.want)
+		}
+	}
+	if want := []GitHubTokenRequest{{Host: "github.com", Reason: "initial"}, {"ghe.example", "s", "refresh"}}; !slices.Equal(asked[:2], want) {
+		t.Errorf("asked %+v, want %+v", asked[:2], want)
+	}
+	const unknown = "-32601 no GitHub token provider has this registration"
+	if got := hostAnswer(p, "gitHubToken.getToken", `{"registrationId":"other","host":"h","reason":"initial"}`); got != unknown {
+		t.Errorf("got %s", got)
+	}
+	if err := s.Disconnect(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got := hostAnswer(p, "gitHubToken.getToken", fmt.Sprintf(`{"registrationId":%q}`, registration)); got != unknown {
+		t.Errorf("after the end: %s", got)
+	}
+	_, err := c.PrepareSession(&SessionConfig{GitHubToken: token, GitHubTokenProvider: func(context.Context, GitHubTokenRequest) (*GitHubAccessToken, error) { return nil, nil }})
+	if !errors.Is(err, ErrInvalidConfig) {
+		t.Errorf("both tokens: %v", err)
+	}
+	if text := fmt.Sprintf("%v %+v %#v %s", GitHubAccessToken{AccessToken: token}, &GitHubAccessToken{AccessToken: token}, GitHubAccessToken{AccessToken: token}, GitHubAccessToken{AccessToken: token}); strings.Contains(text, token) {
+		t.Errorf("printing shows the token: %s", text)
+	}
+}
+
+func TestCanvas(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	var got CanvasCall
+	closed := false
+	cfg := &SessionConfig{SessionID: "s", Canvases: []CanvasDeclaration{
+		{ID: "board", DisplayName: "Board", Description: "d",
+			Open: func(ctx context.Context, call CanvasCall) (CanvasView, error) {
+				got = call
+				if string(call.Input) == `"refuse"` {
+					return CanvasView{}, fmt.Errorf("inner: %w", &CanvasError{"too_many", "three are open"})
+				}
+				return CanvasView{URL: "http://x/board", Title: "B"}, nil
+			},
+			Close: func(ctx context.Context, call CanvasCall) error { closed = true; return nil },
+			Actions: []CanvasAction{
+				{Name: "echo", Handler: func(ctx context.Context, call CanvasCall) (any, error) { return call.Input, nil }},
+				{Name: "fail", Handler: func(ctx context.Context, call CanvasCall) (any, error) { return nil, errors.New("no ink") }},
+				{Name: "panic", Handler: func(ctx context.Context, call CanvasCall) (any, error) { panic("ink") }},
+				{Name: "declared"},
+			}},
+		{ID: "bare", DisplayName: "Bare", Description: "d"},
+	}}
+	createSession(t, c, cfg)
+	if want := `[{"id":"board","displayName":"Board","description":"d","actions":[{"name":"echo"},{"name":"fail"},{"name":"panic"},{"name":"declared"}]},{"id":"bare","displayName":"Bare","description":"d"}]`; string(member(p.wait("session.create", 1).Params, "canvases")) != want {
+		t.Errorf("declared %s", p.wait("session.create", 1).Params)
+	}
+	for _, tt := range []struct{ method, params, want string }{
+		{"open", `"canvasId":"board","input":{"n":1},"host":{"capabilities":{"canvases":true}},"session":{"workingDirectory":"/w"}`, `{"url":"http://x/board","title":"B"}`},
+		{"open", `"canvasId":"board","input":"refuse"`, `-32603 three are open {"code":"too_many","message":"three are open"}`},
+		{"open", `"canvasId":"bare"`, `-32603 no handler for canvas "bare" {"code":"canvas_handler_unset","message":"no handler for canvas \"bare\""}`},
+		{"close", `"canvasId":"board"`, `null`},
+		{"close", `"canvasId":"other"`, `-32603 no handler for canvas "other" {"code":"canvas_handler_unset","message":"no handler for canvas \"other\""}`},
+		{"action.invoke", `"canvasId":"board","actionName":"echo","input":[1.50]`, `[1.50]`},
+		{"action.invoke", `"canvasId":"board","actionName":"fail"`, `-32603 no ink {"code":"canvas_handler_error","message":"no ink"}`},
+		{"action.invoke", `"canvasId":"board","actionName":"panic"`, `-32603 the host's handler panicked {"code":"canvas_handler_error","message":"the host's handler panicked"}`},
+		{"action.invoke", `"canvasId":"board","actionName":"declared"`, `-32603 no handler for action "declared" {"code":"canvas_action_no_handler","message":"no handler for action \"declared\""}`},
+		{"action.invoke", `"canvasId":[]`, `-32602 params`},
+		{"other", `"canvasId":"board"`, `-32601 method not found: canvas.other`},
+	} {
+		params := `{"sessionId":"s","extensionId":"e","instanceId":"i",` + tt.params + `}`
+		if got := hostShort(hostAnswer(p, "canvas."+tt.method, params)); got != tt.want {
+			t.Errorf("%s %s\ngot  %s\nwant %s", tt.method, tt.params, got, tt.want)
+		}
+		if tt.want == `{"url":"http://x/board","title":"B"}` {
+			if got.SessionID != "s" || got.ExtensionID != "e" || got.CanvasID != "board" || got.InstanceID != "i" || string(got.Input) != `{"n":1}` ||
+				got.WorkingDirectory != "/w" || got.CanvasesShown == nil || !*got.CanvasesShown {
+				t.Errorf("opened with %+v", got)
+			}
+		}
+	}
+	if !closed {
+		t.Error("not closed")
+	}
+}
+
+// modelPeer plays the runtime's side of model requests.
+type modelPeer struct {
+	*peer
+	frames chan string // the client's response, a line for each request
+	accept func(peerMessage) bool
+}
+
+func newModelPeer(t *testing.T, transport http.RoundTripper) (*Client, *modelPeer) {
+	logs := new(syncBuffer)
+	t.Cleanup(func() {
+		if strings.Contains(logs.String(), "3cr3t") {
+			t.Errorf("the log shows a secret:\n%s", logs)
+		}
+	})
+	c, p := newPeer(t, &Options{ModelTransport: transport, Logger: slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	m := &modelPeer{peer: p, frames: make(chan string, 1<<12), accept: func(peerMessage) bool { return true }}
+	take := func(p *peer, msg peerMessage) any {
+		var chunk struct {
+			RequestID  string
+			Status     int
+			StatusText string
+			Headers    json.RawMessage
+			Data       *[]byte
+			Binary     bool
+			End        bool
+			Error      json.RawMessage
+		}
+		if err := json.Unmarshal(msg.Params, &chunk); err != nil {
+			t.Error(err)
+		}
+		line := chunk.RequestID + " "
+		if chunk.Data == nil {
+			line += fmt.Sprintf("%d %s %s", chunk.Status, chunk.StatusText, chunk.Headers)
+		} else {
+			line += fmt.Sprintf("%s binary=%v end=%v %s", *chunk.Data, chunk.Binary, chunk.End, chunk.Error)
+		}
+		accepted := m.accept(msg)
+		m.frames <- strings.TrimSpace(line)
+		return map[string]bool{"accepted": accepted}
+	}
+	p.handle("llmInference.httpResponseStart", take)
+	p.handle("llmInference.httpResponseChunk", take)
+	return c, m
+}
+
+func (m *modelPeer) begin(params string) {
+	m.t.Helper()
+	if got := hostAnswer(m.peer, "llmInference.httpRequestStart", params); got != "{}" {
+		m.t.Errorf("start answered %s", got)
+	}
+}
+
+func (m *modelPeer) chunk(params string) {
+	m.t.Helper()
+	if got := hostAnswer(m.peer, "llmInference.httpRequestChunk", params); got != "{}" {
+		m.t.Errorf("chunk answered %s", got)
+	}
+}
+
+func (m *modelPeer) expect(lines ...string) {
+	m.t.Helper()
+	for _, want := range lines {
+		if got := await(m.t, want, m.frames); got != want {
+			m.t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+const modelStart = `{"requestId":"r","method":"POST","url":"http://model.invalid/v1/x","headers":{}}`
+
+func TestModelTransportRequest(t *testing.T) {
+	leakCheck(t)
+	type seen struct {
+		method, url, header, body string
+		length                    int64
+		info                      ModelRequest
+	}
+	requests := make(chan seen, 1)
+	_, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			return nil, err
+		}
+		header, _ := json.Marshal(req.Header)
+		info, _ := ModelRequestFrom(req.Context())
+		requests <- seen{req.Method, req.URL.String(), string(header), string(body), req.ContentLength, info}
+		return &http.Response{StatusCode: 201, Header: http.Header{"X-Id": {"1", "2"}, "Transfer-Encoding": {"chunked"}}, Body: io.NopCloser(strings.NewReader("ok"))}, nil
+	}))
+	for i, tt := range []struct {
+		name, start string
+		chunks      []string
+		want        seen
+	}{
+		{"one piece",
+			`{"requestId":"r","sessionId":"s","agentId":"a","parentAgentId":"p","agentInvocationId":"i","interactionType":"t","method":"POST","url":"http://m.invalid/x?q=1",
+			"headers":{"authorization":["Bearer k"],"accept":["a","b"],"host":["h"],"content-length":["9"],"connection":["x-hop, close"],"x-hop":["1"],"te":["t"],"sec-websocket-key":["k"]}}`,
+			[]string{`{"requestId":"r","data":"h\u00e9llo","binary":false,"end":true,"cancel":false}`},
+			seen{"POST", "http://m.invalid/x?q=1", `{"Accept":["a","b"],"Authorization":["Bearer k"]}`, "héllo", 6, ModelRequest{"s", "a", "p", "i", "t"}}},
+		{"no body", `{"requestId":"r","method":"GET","url":"http://m.invalid/models","headers":{}}`,
+			[]string{`{"requestId":"r","data":"","end":true}`},
+			seen{"GET", "http://m.invalid/models", `{}`, "", 0, ModelRequest{}}},
+		{"pieces", modelStart,
+			[]string{`{"requestId":"r","data":"aGVs","binary":true}`, `{"requestId":"r","data":"lo "}`, `{"requestId":"r","data":"AP8=","binary":true}`, `{"requestId":"r","data":"","end":true}`},
+			seen{"POST", "http://model.invalid/v1/x", `{}`, "hello \x00\xff", -1, ModelRequest{}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			id := fmt.Sprint("r", i)
+			own := func(params string) string { return strings.Replace(params, `"r"`, strconv.Quote(id), 1) }
+			p.begin(own(tt.start))
+			for _, c := range tt.chunks {
+				p.chunk(own(c))
+			}
+			got := await(t, "request", requests)
+			if tt.want.length < 0 {
+				got.length = -1 // whether the first piece was alone depends on who was faster
+			}
+			if got != tt.want {
+				t.Errorf("got  %+v\nwant %+v", got, tt.want)
+			}
+			p.expect(id+` 201 Created {"x-id":["1","2"]}`, id+` ok binary=true end=false`, id+`  binary=true end=true`)
+			p.chunk(own(`{"requestId":"r","data":"late"}`)) // ignored
+		})
+	}
+}
+
+// streamBody is a response body that a test writes.
+func streamBody(status int) (*io.PipeWriter, *http.Response) {
+	r, w := io.Pipe()
+	return w, &http.Response{StatusCode: status, Body: r}
+}
+
+func TestModelTransportStreamsBothWays(t *testing.T) {
+	leakCheck(t)
+	_, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+		w, resp := streamBody(200)
+		go func() { // ends with the request's body
+			_, err := io.Copy(w, req.Body)
+			w.CloseWithError(err)
+		}()
+		return resp, nil
+	}))
+	p.begin(modelStart)
+	p.chunk(`{"requestId":"r","data":"one"}`)
+	p.expect(`r 200 OK {}`, `r one binary=true end=false`) // while the request goes on
+	p.chunk(`{"requestId":"r","data":"two"}`)
+	p.expect(`r two binary=true end=false`)
+	p.chunk(`{"requestId":"r","data":"","end":true}`)
+	p.expect(`r  binary=true end=true`)
+}
+
+func TestModelTransportPieces(t *testing.T) {
+	leakCheck(t)
+	body := strings.Repeat("0123456789abcdef", 5<<10) // 80 KiB
+	_, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: 200, Body: io.NopCloser(strings.NewReader(body))}, nil
+	}))
+	p.begin(modelStart)
+	p.chunk(`{"requestId":"r","data":"","end":true}`)
+	p.expect(`r 200 OK {}`)
+	got := ""
+	for {
+		line := await(t, "piece", p.frames)
+		data, _, _ := strings.Cut(strings.TrimPrefix(line, "r "), " binary")
+		if len(data) > responsePiece {
+			t.Errorf("a piece of %d bytes", len(data))
+		}
+		if got += data; strings.Contains(line, "end=true") {
+			break
+		}
+	}
+	if got != body {
+		t.Errorf("got %d bytes, want %d", len(got), len(body))
+	}
+}
+
+// brokenBody fails after its text.
+type brokenBody struct {
+	io.Reader
+	closed chan struct{}
+}
+
+func (b brokenBody) Close() error { close(b.closed); return nil }
+
+func TestModelTransportFailures(t *testing.T) {
+	leakCheck(t)
+	closed := make(chan struct{})
+	respond := func(resp *http.Response, err error) roundTripper {
+		return func(*http.Request) (*http.Response, error) { return resp, err }
+	}
+	ok := func(body io.Reader) *http.Response {
+		return &http.Response{StatusCode: 200, Body: brokenBody{body, closed}}
+	}
+	before := func(message string) []string {
+		return []string{`r 502 Bad Gateway {}`, `r  binary=true end=true {"message":"` + message + `"}`}
+	}
+	for _, tt := range []struct {
+		name      string
+		transport roundTripper
+		start     string
+		want      []string
+	}{
+		{name: "refused", transport: respond(nil, errors.New("dial: key-3cr3t refused")), want: before("dial: [redacted] refused")},
+		{name: "nothing", transport: respond(nil, nil), want: before("Options.ModelTransport returned neither a response nor an error")},
+		{name: "panic", transport: func(*http.Request) (*http.Response, error) { panic("no") }, want: before("the host's handler panicked")},
+		{name: "goexit", transport: func(*http.Request) (*http.Response, error) { runtime.Goexit(); return nil, nil }, want: before("the host's handler panicked")},
+		{name: "status", transport: respond(&http.Response{StatusCode: 101}, nil), want: before("the transport's response has the status 101")},
+		{name: "header", transport: respond(&http.Response{StatusCode: 200, Header: http.Header{"X": {"a\r\nb"}}}, nil), want: before(`the transport's response has a header that is not valid: \"X\"`)},
+		{name: "no body", transport: respond(&http.Response{StatusCode: 204}, nil), want: []string{`r 204 No Content {}`, `r  binary=true end=true`}},
+		{name: "breaks", transport: respond(ok(io.MultiReader(strings.NewReader("half"), iotest.ErrReader(errors.New("reset")))), nil),
+			want: []string{`r 200 OK {}`, `r half binary=true end=false`, `r  binary=true end=true {"message":"reset"}`}},
+		{name: "no progress", transport: respond(&http.Response{StatusCode: 200, Body: io.NopCloser(iotest.ErrReader(nil))}, nil),
+			want: []string{`r 200 OK {}`, `r  binary=true end=true {"message":"multiple Read calls return no data or error"}`}},
+		{name: "URL", start: `{"requestId":"r","method":"POST","url":"http://a b","headers":{}}`, want: before(`not an HTTP request: \"POST\" \"http://a b\"`)},
+		{name: "method", start: `{"requestId":"r","method":"P T","url":"http://a","headers":{}}`, want: before(`not an HTTP request: \"P T\" \"http://a\"`)},
+		{name: "web socket", start: `{"requestId":"r","method":"GET","url":"ws://a","headers":{},"transport":"websocket"}`, want: before("Options.ModelTransport serves no web sockets")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, p := newModelPeer(t, tt.transport)
+			if tt.start == "" {
+				tt.start = `{"requestId":"r","method":"POST","url":"http://a","headers":{"authorization":["Bearer key-3cr3t"]}}`
+			}
+			p.begin(tt.start)
+			p.chunk(`{"requestId":"r","data":"","end":true}`)
+			p.expect(tt.want...)
+		})
+	}
+	await(t, "the body's close", closed)
+
+	t.Run("base64", func(t *testing.T) {
+		_, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+			_, err := io.ReadAll(req.Body)
+			return nil, err
+		}))
+		p.begin(modelStart)
+		p.chunk(`{"requestId":"r","data":"***","binary":true,"end":true}`)
+		p.expect(before("a binary piece of the request body: illegal base64 data at input byte 0")...)
+	})
+	t.Run("params", func(t *testing.T) {
+		_, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+			<-req.Context().Done()
+			return nil, req.Context().Err()
+		}))
+		p.begin(modelStart)
+		for method, params := range map[string][]string{
+			"httpRequestStart": {modelStart, `{"method":"GET","url":"http://a"}`, `{"requestId":"q","headers":{"a":"b"}}`, `[]`},
+			"httpRequestChunk": {`{"requestId":3}`, `{"requestId":"r","data":7}`},
+		} {
+			for _, params := range params {
+				if got := hostAnswer(p.peer, "llmInference."+method, params); !strings.HasPrefix(got, "-32602 params") {
+					t.Errorf("%s %s: %s", method, params, got)
+				}
+			}
+		}
+		if line := await(t, "start", p.frames); line != "r 499  {}" {
+			t.Errorf("got %s", line)
+		}
+	})
+	t.Run("none", func(t *testing.T) {
+		_, p := newPeer(t, nil)
+		if got, want := hostAnswer(p, "llmInference.httpRequestStart", modelStart), "-32603 this client has no model transport"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
+func TestModelTransportCancel(t *testing.T) {
+	leakCheck(t)
+	const message = `{"message":"copilot: the request was resolved elsewhere: the runtime cancelled the model request","code":"cancelled"}`
+	reading := make(chan error, 1)
+	hang := roundTripper(func(req *http.Request) (*http.Response, error) {
+		_, err := io.ReadAll(req.Body) // which knows nothing of contexts
+		reading <- err
+		return nil, err
+	})
+	t.Run("before the response", func(t *testing.T) {
+		_, p := newModelPeer(t, hang)
+		p.begin(modelStart)
+		p.chunk(`{"requestId":"r","data":"part"}`)
+		p.chunk(`{"requestId":"r","data":"","end":true,"cancel":true,"cancelReason":"runtime cancelled the request"}`)
+		if err := await(t, "the body", reading); !errors.Is(err, errModelCancelled) {
+			t.Error(err)
+		}
+		p.expect(`r 499  {}`, `r  binary=true end=true `+message)
+	})
+	t.Run("during the response", func(t *testing.T) {
+		ended := make(chan error, 1)
+		_, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+			w, resp := streamBody(200)
+			context.AfterFunc(req.Context(), func() { w.CloseWithError(req.Context().Err()) })
+			go func() { // streams for ever: ends with the exchange
+				for {
+					if _, err := w.Write([]byte("more")); err != nil {
+						ended <- err
+						return
+					}
+				}
+			}()
+			return resp, nil
+		}))
+		p.begin(modelStart)
+		p.chunk(`{"requestId":"r","data":"","end":true}`)
+		p.expect(`r 200 OK {}`)
+		await(t, "a piece", p.frames)
+		p.chunk(`{"requestId":"r","data":"","cancel":true}`)
+		await(t, "the end of the stream", ended)
+		for line := ""; !strings.Contains(line, "end=true"); {
+			if line = await(t, "the last piece", p.frames); strings.Contains(line, "end=true") && line != `r  binary=true end=true `+message {
+				t.Errorf("got %s", line)
+			}
+		}
+	})
+	t.Run("not accepted", func(t *testing.T) {
+		closed := make(chan struct{})
+		_, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: brokenBody{io.MultiReader(strings.NewReader("a"), strings.NewReader("b")), closed}}, nil
+		}))
+		p.accept = func(m peerMessage) bool { return m.Method == "llmInference.httpResponseStart" }
+		p.begin(modelStart)
+		p.chunk(`{"requestId":"r","data":"","end":true}`)
+		p.expect(`r 200 OK {}`, `r a binary=true end=false`)
+		await(t, "the body's close", closed)
+		p.begin(`{"requestId":"again","method":"GET","url":"http://a","headers":{}}`)
+		p.chunk(`{"requestId":"again","data":"","cancel":true}`)
+		for line := await(t, "the next exchange", p.frames); !strings.HasPrefix(line, "again "); line = await(t, "the next exchange", p.frames) {
+			t.Errorf("after the refusal: %s", line)
+		}
+	})
+	t.Run("session's end", func(t *testing.T) {
+		c, p := newModelPeer(t, hang)
+		s := createSession(t, c, &SessionConfig{SessionID: "s"})
+		p.begin(`{"requestId":"r","sessionId":"s","method":"POST","url":"http://a","headers":{}}`)
+		p.chunk(`{"requestId":"r","data":"part"}`)
+		if err := s.Disconnect(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+		if err := await(t, "the body", reading); !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+		if line := await(t, "start", p.frames); line != `r 499  {}` {
+			t.Errorf("got %s", line)
+		}
+	})
+	t.Run("client's end", func(t *testing.T) {
+		c, p := newModelPeer(t, hang)
+		p.begin(modelStart)
+		p.chunk(`{"requestId":"r","data":"part"}`)
+		c.ForceStop()
+		if err := await(t, "the body", reading); !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestModelTransportOverflow(t *testing.T) {
+	leakCheck(t)
+	called, release, reading := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	c, p := newModelPeer(t, roundTripper(func(req *http.Request) (*http.Response, error) {
+		if req.URL.Path == "/other" {
+			return &http.Response{StatusCode: 200}, nil
+		}
+		close(called)
+		<-release // reads nothing
+		_, err := io.ReadAll(req.Body)
+		reading <- err
+		return nil, err
+	}))
+	p.begin(modelStart)
+	p.chunk(`{"requestId":"r","data":"the first"}`)
+	await(t, "transport", called)
+	x := c.host.exchanges.find("r")
+	x.body.mu.Lock()
+	x.body.max = 1 << 10
+	x.body.mu.Unlock()
+	piece := `{"requestId":"r","data":"` + strings.Repeat("x", 1<<10) + `"}`
+	p.chunk(piece) // one alone is taken, whatever its size
+	if x.task.ctx.Err() != nil {
+		t.Error("overflow by one piece")
+	}
+	p.chunk(piece)
+	p.begin(`{"requestId":"o","method":"GET","url":"http://a/other","headers":{}}`)
+	p.chunk(`{"requestId":"o","data":"","end":true}`)
+	p.expect(`o 200 OK {}`, `o  binary=true end=true`) // nothing else is harmed
+	close(release)
+	if err := await(t, "the body", reading); !errors.Is(err, errBodyOverflow) {
+		t.Error(err)
+	}
+	p.expect(`r 499  {}`, `r  binary=true end=true {"message":"too much of the request body waited to be read","code":"cancelled"}`)
+}
+
+func TestGitHubTelemetry(t *testing.T) {
+	leakCheck(t)
+	events := make(chan GitHubTelemetry, maxTelemetry+10)
+	block, blocked := make(chan struct{}), make(chan struct{})
+	c, p := newPeer(t, &Options{OnGitHubTelemetry: func(e GitHubTelemetry) {
+		events <- e
+		switch e.Event.Kind {
+		case "panic":
+			panic("no")
+		case "goexit":
+			runtime.Goexit()
+		case "block":
+			close(blocked)
+			<-block
+		}
+	}})
+	if got := p.wait("connect", 1).get("enableGitHubTelemetryForwarding"); got != true {
+		t.Errorf("connect asks for telemetry: %v", got)
+	}
+	notify := func(params string) {
+		p.send(notification("gitHubTelemetry.event", json.RawMessage(params)))
+	}
+	notify(`{"sessionId":"s","restricted":true,"event":{"kind":"k","created_at":"now","properties":{"a":"b"},"metrics":{"m":1.5},"features":{"f":"on"},"client":{"cli_version":"1","cpu_count":4,"is_staff":false}}}`)
+	got := await(t, "event", events)
+	if got.SessionID != "s" || !got.Restricted || got.Event.Kind != "k" || got.Event.Properties["a"] != "b" || got.Event.Metrics["m"] != 1.5 ||
+		got.Event.Features["f"] != "on" || got.Event.Client.CLIVersion != "1" || got.Event.Client.CPUCount != 4 {
+		t.Errorf("got %+v", got)
+	}
+	notify(`{"event":{"kind":null,"metrics":{"m":"odd"},"created_at":"kept"}}`)
+	if got := await(t, "event", events); got.Event.CreatedAt != "kept" || got.Event.Kind != "" || len(got.Raw) == 0 {
+		t.Errorf("odd event: %+v", got)
+	}
+	for _, kind := range []string{"panic", "goexit", "block"} {
+		notify(`{"event":{"kind":"` + kind + `"}}`)
+		if got := await(t, "event", events); got.Event.Kind != kind {
+			t.Errorf("got %q, want %q", got.Event.Kind, kind)
+		}
+	}
+	await(t, "the slow event", blocked)
+	const dropped = 5
+	for i := range maxTelemetry + dropped {
+		notify(fmt.Sprintf(`{"event":{"kind":"%d"}}`, i))
+	}
+	p.sync() // the reader waits for nobody
+	close(block)
+	for i := dropped; i < maxTelemetry+dropped; i++ {
+		if got := await(t, "event", events); got.Event.Kind != fmt.Sprint(i) {
+			t.Fatalf("got %q, want %d", got.Event.Kind, i)
+		}
+	}
+	if _, err := c.Ping(testContext(t), ""); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInstallCLI(t *testing.T) {
+	leakCheck(t)
+	ctx := testContext(t)
+	dir := filepath.Join(t.TempDir(), "cache", "cli")
+	program := []byte("#!/bin/sh\necho installed\n")
+	install := func(r io.Reader) string {
+		t.Helper()
+		path, err := InstallCLI(ctx, dir, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, program) {
+			t.Errorf("installed %q %v", got, err)
+		}
+		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || runtime.GOOS != "windows" && info.Mode().Perm() != 0o755 {
+			t.Errorf("installed with mode %v %v", info.Mode(), err)
+		}
+		if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+			t.Errorf("left behind: %v", entries)
+		}
+		return path
+	}
+	path := install(bytes.NewReader(program))
+	if want := fmt.Sprintf("copilot-%x", sha256.Sum256(program)); !strings.HasPrefix(filepath.Base(path), want) {
+		t.Errorf("name %s, want %s", filepath.Base(path), want)
+	}
+	before, _ := os.Stat(path)
+	if again := install(bytes.NewReader(program)); again != path {
+		t.Errorf("again: %s", again)
+	}
+	if again := install(struct{ io.Reader }{bytes.NewReader(program)}); again != path { // cannot seek
+		t.Errorf("again: %s", again)
+	}
+	if after, _ := os.Stat(path); !os.SameFile(before, after) {
+		t.Error("a good file was replaced")
+	}
+	for _, corrupt := range []func() error{
+		func() error { return os.WriteFile(path, program[:3], 0o755) },
+		func() error { return os.WriteFile(path, bytes.ToUpper(program), 0o755) },
+		func() error { return os.Chmod(path, 0o644) },
+		func() error {
+			return errors.Join(os.Remove(path), os.WriteFile(path+"x", program, 0o755), os.Symlink(path+"x", path), os.Rename(path+"x", filepath.Join(filepath.Dir(dir), "x")))
+		},
+	} {
+		if err := corrupt(); err != nil {
+			t.Log(err) // no links here
+		}
+		install(bytes.NewReader(program))
+	}
+	os.Remove(path)
+	var all []<-chan error
+	for range 8 {
+		all = append(all, async(func() error {
+			got, err := InstallCLI(ctx, dir, bytes.NewReader(program))
+			if err == nil && got != path {
+				err = errors.New("installed as " + got)
+			}
+			return err
+		}))
+	}
+	for _, one := range all {
+		if err := await(t, "install", one); err != nil {
+			t.Error(err)
+		}
+	}
+	install(bytes.NewReader(program))
+
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := InstallCLI(cancelled, dir, bytes.NewReader(program)); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	boom := errors.New("boom")
+	for name, r := range map[string]io.Reader{"empty": strings.NewReader(""), "broken": iotest.ErrReader(boom), "broken later": io.MultiReader(strings.NewReader("x"), iotest.ErrReader(boom))} {
+		if got, err := InstallCLI(ctx, dir, r); err == nil || got != "" || strings.HasPrefix(name, "broken") && !errors.Is(err, boom) {
+			t.Errorf("%s: %q %v", name, got, err)
+		}
+	}
+	if _, err := InstallCLI(ctx, path, bytes.NewReader(program)); err == nil { // the directory is a file
+		t.Error("installed below a file")
+	}
+	install(bytes.NewReader(program)) // and nothing is left of the failures
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	if runtime.GOOS == "linux" {
+		if got, err := InstallCLI(ctx, "", bytes.NewReader(program)); err != nil || !strings.HasPrefix(got, filepath.Join(os.Getenv("XDG_CACHE_HOME"), "copilot-go")) {
+			t.Errorf("in the cache: %s %v", got, err)
+		}
 	}
 }
