@@ -161,9 +161,11 @@ func (e *AgentError) Error() string {
 	return s
 }
 
-// Is matches [ErrAuthentication] where the provider refused the credentials.
+// Is matches [ErrAuthentication] where the provider refused the credentials, and where there were none: CLI 1.0.102 reports a missing
+// login as a failed query, so that only its words tell.
 func (e *AgentError) Is(target error) bool {
-	return target == ErrAuthentication && (e.Type == "authentication" || e.StatusCode == http.StatusUnauthorized)
+	return target == ErrAuthentication && (e.Type == "authentication" || e.StatusCode == http.StatusUnauthorized ||
+		e.Type == "query" && strings.Contains(e.Message, "No GitHub OAuth token"))
 }
 
 // TurnError reports that the wait for a turn ended before the turn did: ctx was done. It says what had been seen. The turn
@@ -254,11 +256,12 @@ type Options struct {
 	TraceContext func(ctx context.Context) (traceparent, tracestate string)
 	// ListModels replaces the server's model list, for hosts that bring their own.
 	ListModels func(ctx context.Context) ([]Model, error)
-	// ModelTransport serves the runtime's model traffic.
+	// ModelTransport serves the runtime's model traffic, of all sessions, in place of the network. Its RoundTrip may stream both ways; the
+	// request's context ends when the runtime cancels the request, and knows more of it, see [ModelRequestFrom].
 	ModelTransport http.RoundTripper `json:"-"`
 	// SessionFS makes this client serve the files of its sessions.
 	SessionFS *SessionFSConfig `json:"-"`
-	// OnGitHubTelemetry gets the runtime's telemetry events, in order.
+	// OnGitHubTelemetry gets the runtime's telemetry events, in order, one at a time. Of those that wait for it the newest 1024 are kept.
 	OnGitHubTelemetry func(GitHubTelemetry)
 	// PluginDirs are absolute directories of built-in plugins.
 	PluginDirs []string
@@ -307,6 +310,9 @@ func (o *Options) checked() (Options, error) {
 		if !filepath.IsAbs(dir) {
 			return c, fmt.Errorf("%w: PluginDirs: %q is not absolute", ErrInvalidConfig, dir)
 		}
+	}
+	if err := c.SessionFS.checked(); err != nil {
+		return c, err
 	}
 	if c.StopGrace == 0 {
 		c.StopGrace = 5 * time.Second
@@ -375,6 +381,7 @@ type Client struct {
 	stop     *stopRun
 
 	models models
+	host   *host // behind a pointer, as opts
 }
 
 // Start launches a CLI and connects to it. ctx bounds the start only. An error leaves no process behind. It is typed:
@@ -526,6 +533,7 @@ func newClient(o Options, rwc io.ReadWriteCloser, proc *process, peer string) *C
 		releases:  make(map[string]*release),
 	}
 	c.agentWork.max, c.hostWork.max = o.MaxHandlers, o.MaxHandlers
+	c.host = newHost()
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.conn = newConn(rwc, o.MaxFrameBytes, o.Logger)
 	c.conn.handle, c.conn.explain, c.conn.ended = c.dispatch, c.explain, c.connectionEnded
@@ -573,7 +581,7 @@ func (c *Client) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return c.setUpHosting(ctx)
 }
 
 // call is conn.call for a client that has not been stopped. Errors of the server lose what their text must not show.
@@ -851,6 +859,8 @@ func (c *Client) releaseAll(ctx context.Context) (errs []error) {
 	for _, r := range routes {
 		if rel := r.release(); rel != nil {
 			releases = append(releases, rel)
+		} else {
+			r.end(ErrClosed) // a start without an answer; what that brings is released when it comes
 		}
 	}
 	c.mu.Lock()
@@ -912,6 +922,7 @@ type Session struct {
 	host    handlers
 	tasks   tasks
 	secrets *[]string // values of the configuration that no text may show, nor printing the session
+	hosted  *hosted   // behind a pointer, as secrets
 
 	// Guarded by client.mu. id is "" until the server has chosen it, and does not change after the start.
 	id        string
@@ -919,7 +930,6 @@ type Session struct {
 	start     *start
 	live      bool     // events are for this session: its request is on its way or was answered
 	releasing *release // not nil from phase leaving on
-	stray     string   // the other id that the server answered with
 
 	mu            sync.Mutex // never held over I/O or host code
 	workspacePath string
@@ -940,6 +950,7 @@ func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Sessi
 		ring:    newRing[Event](size),
 		secrets: &secrets,
 		host:    cfg.handlers(),
+		hosted:  new(hosted),
 	}
 	s.turns.busy = kind == startResume // the server may be in the middle of something
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
@@ -1005,6 +1016,7 @@ func (s *Session) end(cause error) {
 	if c.routes[s.id].session == s {
 		delete(c.routes, s.id)
 	}
+	c.unregisterLocked(s)
 	c.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -1016,13 +1028,13 @@ func (s *Session) end(cause error) {
 	s.cancel(cause)
 }
 
-// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight. It returns nil for a session that is not
-// open. Requests of the server are served until it has answered.
+// leave asks the server to let go of the session, once, and ends the contexts of handlers in flight with cause. It returns nil for a session that
+// the server does not have. Requests of the server are served until it has answered.
 func (s *Session) leave(cause error) *release {
 	c := s.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.phase == open && c.routes[s.id].session == s {
+	if c.routes[s.id].session == s && (s.phase == open || s.phase == starting && s.start.accepted) {
 		s.phase = leaving
 		s.releasing = c.releaseLocked(s.id, "session.destroy")
 		s.tasks.release(cause)

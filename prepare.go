@@ -6,6 +6,7 @@ package copilot
 // it did, here and on the server.
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -59,11 +60,20 @@ func (c *Client) prepare(kind startKind, method, id string, cfg *SessionConfig) 
 	if cfg == nil {
 		cfg = &SessionConfig{}
 	}
+	if cfg.GitHubTokenProvider != nil && cfg.GitHubTokenProviderRegistrationID == "" {
+		registered := *cfg
+		registered.GitHubTokenProviderRegistrationID = newUUID()
+		cfg = &registered
+	}
 	encoded, err := cfg.encode(kind, id, c.opts)
 	if err != nil {
 		return nil, err
 	}
-	return &PreparedSession{session: newSession(c, id, kind, cfg), id: id, method: method, config: encoded}, nil
+	s := newSession(c, id, kind, cfg)
+	if s.hosted, err = c.hosting(id, cfg); err != nil {
+		return nil, err
+	}
+	return &PreparedSession{session: s, id: id, method: method, config: encoded}, nil
 }
 
 // SessionID returns the id that the session will have, "" when the server will choose it.
@@ -139,9 +149,7 @@ func (p *PreparedSession) Start(ctx context.Context) (*Session, error) {
 	if err == nil {
 		return s, nil
 	}
-	err = &SessionError{SessionID: p.id, Err: err}
-	s.client.retire(s, err)
-	return nil, err
+	return nil, s.client.retire(s, err)
 }
 
 func (p *PreparedSession) run(ctx context.Context) error {
@@ -149,7 +157,11 @@ func (p *PreparedSession) run(ctx context.Context) error {
 	if err := c.reserve(ctx, s); err != nil {
 		return err
 	}
-	raw, err := c.call(ctx, p.method, c.withTrace(ctx, p.config.params), s.answered)
+	params := c.withTrace(ctx, p.config.params)
+	raw, err := c.do(ctx, &call{method: p.method, then: s.answered, until: s.ctx.Done()}, params)
+	if cause := s.failure(); cause != nil && errors.Is(err, ErrClosed) {
+		return cause
+	}
 	if err != nil {
 		return err
 	}
@@ -160,15 +172,20 @@ func (p *PreparedSession) run(ctx context.Context) error {
 		return err
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if ctx.Err() != nil && c.routes[s.id].session != s { // another start took its place while the last answer was on its way
+	owner := c.routes[s.id].session == s && s.phase == starting
+	if owner {
+		s.phase, s.start = open, nil
+	}
+	c.mu.Unlock()
+	if owner {
+		return nil
+	}
+	select {
+	case <-ctx.Done(): // another start took its place while the last answer was on its way
 		return contextError(ctx)
+	case <-s.ctx.Done(): // it is being ended
+		return s.failure()
 	}
-	if err := s.failure(); err != nil {
-		return err
-	}
-	s.phase, s.start = open, nil
-	return nil
 }
 
 // reserve makes s the owner of its id. A start whose ctx has ended gives way; a release of the id that is under way is awaited,
@@ -179,33 +196,27 @@ func (c *Client) reserve(ctx context.Context, s *Session) error {
 			return contextError(ctx)
 		}
 		c.mu.Lock()
-		if err := c.conn.failure(); err != nil {
+		if err := c.ending(); err != nil {
 			c.mu.Unlock()
 			return err
 		}
-		if c.stopping.Load() {
-			c.mu.Unlock()
-			return ErrClosed
-		}
-		if s.id == "" { // registered by answered
-			c.mu.Unlock()
-			return nil
-		}
 		owner := c.routes[s.id]
 		switch {
+		case s.id == "": // routed by answered
 		case owner.session == s:
 		case owner.watch != nil, owner.session != nil && !owner.session.givesWay():
 			c.mu.Unlock()
 			return ErrSessionOpen
 		default:
 			if owner.session != nil && owner.session.start.accepted {
-				s.start.accepted = true // the session it leaves on the server is ours to use or to release
+				s.start.accepted, owner.session.start.accepted = true, false // what it leaves on the server is ours to use or to release
 			}
 			c.routes[s.id] = route{session: s}
 		}
 		pending := c.releases[s.id]
 		if pending == nil {
 			s.live = true
+			c.registerLocked(s)
 			c.mu.Unlock()
 			return nil
 		}
@@ -214,6 +225,17 @@ func (c *Client) reserve(ctx context.Context, s *Session) error {
 			return err
 		}
 	}
+}
+
+// ending is why nothing new can begin, nil while it can. What is registered under the c.mu under which that was asked is found by the end.
+func (c *Client) ending() error {
+	if err := c.conn.failure(); err != nil {
+		return err
+	}
+	if c.stopping.Load() {
+		return ErrClosed
+	}
+	return nil
 }
 
 // givesWay reports whether a start has been given up by its caller, even if that has not returned yet.
@@ -228,31 +250,25 @@ func (s *Session) answered(raw json.RawMessage, err error) {
 	c := s.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.start == nil { // cannot be: there is one answer
-		return
-	}
-	id := s.id
+	id := unquote(member(raw, "sessionId"))
 	if id == "" {
-		id = unquote(member(raw, "sessionId"))
+		id = s.id
 	}
 	switch owner := c.routes[id]; {
 	case id == "":
-	case owner.session == s:
-		s.start.accepted = true
-	case owner == (route{}) && s.id == "" && !s.start.abandoned:
-		s.id, s.live, s.start.accepted = id, true, true
+	case owner == (route{}) && s.id == "" && !s.start.abandoned && c.ending() == nil:
+		s.id, s.start.accepted = id, true
 		c.routes[id] = route{session: s}
-	case owner == (route{}): // nobody is left who wanted it
+	case owner == (route{}), owner.session != nil && owner.session.phase == leaving: // nobody is left who wants it
 		c.releaseLocked(id, "session.destroy")
-		c.log.Debug("copilot: releasing the session of a cancelled start")
+		c.log.Debug("copilot: releasing what a start left on the server")
 	case owner.session != nil && owner.session.phase == starting:
-		owner.session.start.accepted = true // started again meanwhile: it is that start's to use or to release
+		owner.session.start.accepted = true // ours, or started again meanwhile: that start's to use or to release
 	}
 }
 
 // startAnswer is what the server says of a session that it has opened.
 type startAnswer struct {
-	SessionID           string          `json:"sessionId"`
 	WorkspacePath       string          `json:"workspacePath"`
 	RemoteURL           string          `json:"remoteUrl"`
 	Capabilities        json.RawMessage `json:"capabilities"`
@@ -281,16 +297,14 @@ func (s *Session) opened(raw json.RawMessage) error {
 	if err := json.Unmarshal(raw, &a); err != nil {
 		return fmt.Errorf("copilot: the answer to a start: %w", clipped{err})
 	}
-	returned := a.SessionID
-	if returned == "" && s.kind == startResume {
-		returned = s.id // servers from before it was sent
-	}
-	if returned == "" {
+	switch id := member(raw, "sessionId"); {
+	case id == nil && s.kind == startResume: // servers from before it was sent
+	case unquote(id) == "":
 		return errors.New("copilot: the answer to a start has no session id")
-	}
-	if returned != s.id {
-		s.stray = returned
-		return &SessionIDMismatchError{Requested: s.id, Returned: returned}
+	case s.id == "": // answered did not take it
+		return cmp.Or(s.client.ending(), ErrSessionOpen)
+	case unquote(id) != s.id:
+		return &SessionIDMismatchError{Requested: s.id, Returned: unquote(id)}
 	}
 	return nil
 }
@@ -299,51 +313,45 @@ func (s *Session) opened(raw json.RawMessage) error {
 func (p *PreparedSession) followUp(ctx context.Context) error {
 	s := p.session
 	if s.host.mcpAuth != nil {
-		if err := s.callStarting(ctx, "session.eventLog.registerInterest", map[string]string{"eventType": string(EventMCPOAuthRequired)}); err != nil {
+		params := map[string]string{"eventType": string(EventMCPOAuthRequired)}
+		if _, err := s.call(ctx, "session.eventLog.registerInterest", params, nil); err != nil {
 			return err
 		}
 	}
 	if p.config.update != nil {
-		return s.callStarting(ctx, "session.options.update", p.config.update)
+		_, err := s.call(ctx, "session.options.update", p.config.update, nil)
+		return err
 	}
 	return nil
 }
 
-func (s *Session) callStarting(ctx context.Context, method string, params any) error {
-	own, err := withSession(s.id, params)
-	if err != nil {
-		return err
-	}
-	_, err = s.client.call(ctx, method, own, nil)
-	return err
-}
-
 // retire undoes a start that did not succeed: it removes the route that this start installed, and no other, and releases what the
-// server may have.
-func (c *Client) retire(s *Session, cause error) {
+// server may have. It returns the error of the start.
+func (c *Client) retire(s *Session, cause error) error {
 	c.mu.Lock()
+	cause = s.errorFor(cause)
 	s.start.abandoned = true
-	owner := c.routes[s.id].session == s
-	if owner {
+	if c.routes[s.id].session == s {
 		delete(c.routes, s.id)
 	}
-	switch {
-	case s.stray != "":
-		if c.routes[s.stray] == (route{}) {
-			c.releaseLocked(s.stray, "session.destroy")
-		}
-	case owner && s.start.accepted:
+	if s.start.accepted && s.phase == starting && c.routes[s.id] == (route{}) {
 		c.releaseLocked(s.id, "session.destroy")
 	}
 	c.mu.Unlock()
-	s.end(cause)
+	if errors.Is(cause, ErrClosed) {
+		s.end(ErrClosed) // a clean one for who reads
+	} else {
+		s.end(cause)
+	}
+	return cause
 }
 
 // release is a session.destroy or sessions.close on its way. It belongs to the client, not to a caller.
 type release struct {
-	id   string
-	done chan struct{}
-	err  error // valid after done
+	id    string
+	again string // guarded by Client.mu: the method to send once more
+	done  chan struct{}
+	err   error // valid after done
 }
 
 // wait returns nil when the server has let go.
@@ -356,9 +364,11 @@ func (r *release) wait(ctx context.Context) error {
 	}
 }
 
-// releaseLocked begins the release of an id, or returns the one under way. c.mu is held.
+// releaseLocked begins the release of an id. Where one is under way it is followed by another, since the server may have worked on that before
+// it made what is to be released now. c.mu is held.
 func (c *Client) releaseLocked(id, method string) *release {
 	if r := c.releases[id]; r != nil {
+		r.again = method
 		return r
 	}
 	r := &release{id: id, done: make(chan struct{})}
@@ -368,13 +378,17 @@ func (c *Client) releaseLocked(id, method string) *release {
 }
 
 func (c *Client) runRelease(r *release, method string) {
-	_, err := c.callAlways(context.Background(), method, map[string]string{"sessionId": r.id}, nil)
-	if err != nil && !errors.Is(err, ErrSessionNotFound) { // not found, like success: false, is gone already
-		r.err = err
+	for method != "" {
+		_, r.err = c.callAlways(context.Background(), method, map[string]string{"sessionId": r.id}, nil)
+		if errors.Is(r.err, ErrSessionNotFound) { // like success: false: it is gone already
+			r.err = nil
+		}
+		c.mu.Lock()
+		if method, r.again = r.again, ""; method == "" {
+			delete(c.releases, r.id)
+		}
+		c.mu.Unlock()
 	}
-	c.mu.Lock()
-	delete(c.releases, r.id)
-	c.mu.Unlock()
 	close(r.done)
 }
 

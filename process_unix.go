@@ -7,6 +7,9 @@ import (
 	"syscall"
 )
 
+// openNoFollow makes opening a link an error, and a pipe that nobody holds open no wait.
+const openNoFollow = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+
 // family is the child, which leads a process group of its own (a terminal's interrupt does not reach it), and what it
 // started. On Linux that includes those who left the group; elsewhere they cannot be found.
 type family struct {

@@ -16,6 +16,9 @@ var (
 	ntResumeProcess          = syscall.NewLazyDLL("ntdll.dll").NewProc("NtResumeProcess")
 )
 
+// openNoFollow is for systems that have such a flag.
+const openNoFollow = 0
+
 // family is the child and what it started: a job that ends with its last handle, so also when this program dies.
 type family struct {
 	job, child syscall.Handle

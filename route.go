@@ -86,8 +86,12 @@ func (c *Client) event(m *message) {
 
 // notice serves a notification other than events: by name, or not at all.
 func (c *Client) notice(method string, m *message) {
-	if method == "$/cancelRequest" {
+	switch {
+	case method == "$/cancelRequest":
 		c.cancelRequest(member(m.params, "id"))
+		return
+	case method == "gitHubTelemetry.event" && c.opts.OnGitHubTelemetry != nil:
+		c.host.telemetry.push(c, m.params)
 		return
 	}
 	s := c.lookup(m.sessionID).session
@@ -119,10 +123,13 @@ func (c *Client) serve(m *message) {
 	var j job
 	if h := c.custom(s, method); h != nil {
 		j.run = func(ctx context.Context) (any, error) { return h(ctx, method, params) }
-	} else if request := directRequest(method); request == nil {
+	} else if strings.HasPrefix(method, "llmInference.httpRequest") {
+		c.serveModel(s, method, m)
+		return
+	} else if request := c.directRequest(method); request == nil {
 		c.conn.replyNow(id, nil, &RPCError{Code: codeMethodNotFound, Message: "method not found: " + clip(method)})
 		return
-	} else if s == nil {
+	} else if s == nil && method != "gitHubToken.getToken" {
 		c.conn.replyNow(id, nil, &RPCError{Code: codeInvalidParams, Message: "no such session here"})
 		return
 	} else {

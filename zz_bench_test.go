@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
+	"os"
 	"strings"
 	"testing"
 )
@@ -138,4 +140,87 @@ func benchmarkEvent(b *testing.B, frame []byte, subs int, payload bool) {
 	b.StopTimer()
 	close(f.end)
 	c.ForceStop()
+}
+
+// echoServer answers every request with the same small result, over a pipe of the operating system.
+func echoServer(b *testing.B) *Client {
+	inR, inW, err := os.Pipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	outR, outW, err := os.Pipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	go func() { // ends when the client closes its end
+		r := newFrameReader(inR, defaultMaxFrame)
+		var m message
+		var out []byte
+		for {
+			body, err := r.next()
+			if err != nil {
+				outW.Close()
+				return
+			}
+			m.parse(body)
+			result := `{"message":"pong","protocolVersion":3}`
+			out = out[:0]
+			out = fmt.Appendf(out, "Content-Length: %d\r\n\r\n{\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":%s}", len(result)+len(m.id)+len(`{"jsonrpc":"2.0","id":,"result":}`), m.id, result)
+			if _, err := outW.Write(out); err != nil {
+				return
+			}
+		}
+	}()
+	c, err := NewClient(context.Background(), &stdioPipes{outR, inW}, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { c.Stop(context.Background()) })
+	return c
+}
+
+func BenchmarkCall(b *testing.B) {
+	for _, callers := range []int{1, 256} {
+		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+			c := echoServer(b)
+			b.ReportAllocs()
+			b.SetParallelism(max(1, callers/2))
+			b.ResetTimer()
+			if callers == 1 {
+				for i := 0; i < b.N; i++ {
+					if err := c.Call(context.Background(), "ping", nil, nil); err != nil {
+						b.Fatal(err)
+					}
+				}
+				return
+			}
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if err := c.Call(context.Background(), "ping", nil, nil); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+func BenchmarkCreateSession(b *testing.B) {
+	near, far := net.Pipe()
+	p := startPeer(b, far)
+	c, err := NewClient(context.Background(), near, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.ForceStop()
+	_ = p
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := 0; i < b.N; i++ {
+		prepared, err := c.PrepareSession(nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		_ = prepared
+	}
 }

@@ -164,8 +164,11 @@ type SessionConfig struct {
 	// GitHubToken is the identity of this session in place of the client's; the server checks it over the network. It excludes
 	// GitHubTokenProviderRegistrationID.
 	GitHubToken string `json:"gitHubToken,omitempty,secret"`
-	// GitHubTokenProviderRegistrationID is a UUID that the server hands to the handler of "gitHubToken.getToken", during the
-	// start already.
+	// GitHubTokenProvider is asked for the identity of this session, during the start already, and again before a token expires. Nil, nil
+	// says that there will be none. It excludes GitHubToken.
+	GitHubTokenProvider func(ctx context.Context, r GitHubTokenRequest) (*GitHubAccessToken, error) `json:"-"`
+	// GitHubTokenProviderRegistrationID is the UUID by which the server names the provider; "" means a new one. Without a
+	// GitHubTokenProvider, the handler of "gitHubToken.getToken" in Handlers gets it.
 	GitHubTokenProviderRegistrationID string `json:"gitHubTokenProviderRegistrationId,omitempty"`
 	// EnableManagedSettings lets the server fetch the enterprise's policy.
 	EnableManagedSettings *bool `json:"enableManagedSettings,omitempty"`
@@ -191,7 +194,10 @@ type SessionConfig struct {
 	// Cloud creates the session on GitHub's computers; empty options are meaningful. Create only.
 	Cloud *CloudOptions `json:"cloud,omitempty,create"`
 
-	// Canvases are the canvases this host can show; handle "canvas.open" and its kin in Handlers.
+	// SessionFS holds the session's files, where [Options.SessionFS] declares that this client does.
+	SessionFS SessionFS `json:"-"`
+
+	// Canvases are the canvases this host can show.
 	Canvases []CanvasDeclaration `json:"canvases,omitempty"`
 	// CanvasProvider is a stable owner for Canvases.
 	CanvasProvider *CanvasProvider `json:"canvasProvider,omitempty"`
@@ -547,6 +553,10 @@ type CanvasDeclaration struct {
 	// InputSchema is the JSON Schema of what opening it takes.
 	InputSchema json.RawMessage `json:"inputSchema,omitempty"`
 	Actions     []CanvasAction  `json:"actions,omitempty"`
+	// Open shows an instance of the canvas. Without it the canvas is only declared: "canvas.open" and its kin are for Handlers.
+	Open func(ctx context.Context, call CanvasCall) (CanvasView, error) `json:"-"`
+	// Close is told that an instance is no longer wanted; it may be nil.
+	Close func(ctx context.Context, call CanvasCall) error `json:"-"`
 }
 
 // CanvasAction is something a canvas can be asked to do.
@@ -555,6 +565,8 @@ type CanvasAction struct {
 	Description string `json:"description,omitempty"`
 	// InputSchema is the JSON Schema of its input.
 	InputSchema json.RawMessage `json:"inputSchema,omitempty"`
+	// Handler runs it. The result must encode as JSON.
+	Handler func(ctx context.Context, call CanvasCall) (any, error) `json:"-"`
 }
 
 // CanvasProvider is a stable owner of canvases.
@@ -731,7 +743,7 @@ func (c *SessionConfig) validate(kind startKind, id string) error {
 	case c.Provider != nil && (len(c.Providers) > 0 || len(c.Models) > 0):
 		return invalid("Provider", "excludes Providers and Models")
 	case c.GitHubToken != "" && c.GitHubTokenProviderRegistrationID != "":
-		return invalid("GitHubToken", "excludes GitHubTokenProviderRegistrationID")
+		return invalid("GitHubToken", "excludes GitHubTokenProvider and GitHubTokenProviderRegistrationID")
 	case c.CanvasProvider != nil && strings.HasPrefix(c.CanvasProvider.ID, "connection:"):
 		return invalid("CanvasProvider.ID", `the prefix "connection:" is reserved`)
 	}
@@ -1040,7 +1052,7 @@ func (e *encoder) encode(v any) (json.RawMessage, error) {
 		return json.RawMessage("null"), nil
 	}
 	if err := e.value(reflect.ValueOf(v), false); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrInvalidConfig, strings.TrimPrefix(strings.Join(e.path, ""), "."), err)
+		return nil, fmt.Errorf("%w: %s: %w", ErrInvalidConfig, strings.ReplaceAll(strings.Join(e.path, "."), ".[", "["), err)
 	}
 	return e.buf.Bytes(), nil
 }
@@ -1134,23 +1146,22 @@ func (e *encoder) members(v reflect.Value, names *[]string) error {
 			continue
 		}
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		opts := strings.Split(options, ",")
-		if !f.IsExported() || name == "-" || fv.IsZero() && slices.Contains(opts, "omitempty") {
+		if !f.IsExported() || name == "-" || fv.IsZero() && tagHas(options, "omitempty") {
 			continue
 		}
 		name = cmp.Or(name, f.Name)
-		e.path = append(e.path, "."+f.Name)
+		e.path = append(e.path, f.Name)
 		switch {
 		case e.mask:
-		case fv.IsZero() && slices.Contains(opts, "required"):
+		case fv.IsZero() && tagHas(options, "required"):
 			return errors.New("missing")
-		case e.refuse != "" && slices.Contains(opts, e.refuse):
+		case e.refuse != "" && tagHas(options, e.refuse):
 			return fmt.Errorf("only %s takes it", e.refuse)
 		}
 		*names = append(*names, name)
 		e.comma('{')
 		e.buf.WriteString(strconv.Quote(name) + ":")
-		if err := e.value(fv, slices.Contains(opts, "secret")); err != nil {
+		if err := e.value(fv, tagHas(options, "secret")); err != nil {
 			return err
 		}
 		e.path = e.path[:len(e.path)-1]
@@ -1158,10 +1169,21 @@ func (e *encoder) members(v reflect.Value, names *[]string) error {
 	return nil
 }
 
+// tagHas reports whether a tag's options, separated by commas, include this one.
+func tagHas(options, name string) bool {
+	for options != "" {
+		var option string
+		if option, options, _ = strings.Cut(options, ","); option == name {
+			return true
+		}
+	}
+	return false
+}
+
 // extra writes members that have no field. What they hold is unknown, so people do not see it.
 func (e *encoder) extra(m map[string]json.RawMessage, names *[]string) error {
 	for _, k := range slices.Sorted(maps.Keys(m)) {
-		e.path = append(e.path, fmt.Sprintf(".Extra[%.64q]", k))
+		e.path = append(e.path, fmt.Sprintf("Extra[%.64q]", k))
 		if slices.Contains(*names, k) && !e.mask {
 			return errors.New("a field has that name")
 		}

@@ -231,7 +231,7 @@ func TestSessionConfigGolden(t *testing.T) {
 			local = append(local, f.Name)
 		}
 	}
-	if got, want := strings.Join(local, " "), "SessionID EventBuffer Transforms OnMCPAuth OnSampling Hooks OnHook Handlers Extra"; got != want {
+	if got, want := strings.Join(local, " "), "SessionID EventBuffer Transforms GitHubTokenProvider SessionFS OnMCPAuth OnSampling Hooks OnHook Handlers Extra"; got != want {
 		t.Errorf("fields that are not sent as such: %s, want %s", got, want)
 	}
 }

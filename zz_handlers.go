@@ -165,7 +165,7 @@ func (s *Session) released() bool {
 }
 
 // directRequest returns what makes a job of a request of the server that names a session, nil for methods that are not known.
-func directRequest(method string) func(s *Session, params json.RawMessage) job {
+func (c *Client) directRequest(method string) func(s *Session, params json.RawMessage) job {
 	switch method {
 	case "userInput.request":
 		return (*Session).userInputJob
@@ -178,7 +178,7 @@ func directRequest(method string) func(s *Session, params json.RawMessage) job {
 	case "systemMessage.transform":
 		return (*Session).transformJob
 	}
-	return nil
+	return c.hostRequest(method)
 }
 
 type traceKey struct{}

@@ -822,3 +822,220 @@ func (u UI) Input(ctx context.Context, message string, o *InputOptions) (value s
 		*InputOptions
 	}{"string", o})
 }
+
+// AgentInfo describes an agent that a session can be handed to.
+type AgentInfo struct {
+	ID                     string    `json:"id"`
+	Name                   string    `json:"name"`
+	DisplayName            string    `json:"displayName"`
+	Description            string    `json:"description"`
+	Path                   string    `json:"path"`   // of its file, "" when it has none
+	Source                 string    `json:"source"` // user, project, inherited, remote, plugin, builtin
+	UserInvocable          *bool     `json:"userInvocable"`
+	DisableModelInvocation bool      `json:"disableModelInvocation"`
+	Tools                  *[]string `json:"tools"` // nil means the default ones
+	Model                  string    `json:"model"`
+	ReasoningEffort        string    `json:"reasoningEffort"`
+	Skills                 []string  `json:"skills"`
+}
+
+// Agents lists the session's custom agents.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) Agents(ctx context.Context) ([]AgentInfo, error) {
+	r, err := ask[struct {
+		Agents []AgentInfo `json:"agents"`
+	}](ctx, s.Call, "session.agent.list", nil)
+	return r.Agents, err
+}
+
+// Agent returns the custom agent that the session is handed to, nil when there is none.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) Agent(ctx context.Context) (*AgentInfo, error) {
+	r, err := ask[struct {
+		Agent *AgentInfo `json:"agent"`
+	}](ctx, s.Call, "session.agent.getCurrent", nil)
+	return r.Agent, err
+}
+
+// SelectAgent hands the session to one of its custom agents, "" takes it back.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) SelectAgent(ctx context.Context, name string) error {
+	if name == "" {
+		return s.Call(ctx, "session.agent.deselect", nil, nil)
+	}
+	return s.Call(ctx, "session.agent.select", map[string]string{"name": name}, nil)
+}
+
+// Skills lists the session's skills.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) Skills(ctx context.Context) ([]LoadedSkill, error) {
+	r, err := ask[struct {
+		Skills []LoadedSkill `json:"skills"`
+	}](ctx, s.Call, "session.skills.list", nil)
+	return r.Skills, err
+}
+
+// MCPServers lists the session's MCP servers and how they are.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) MCPServers(ctx context.Context) ([]LoadedMCPServer, error) {
+	r, err := ask[struct {
+		Servers []LoadedMCPServer `json:"servers"`
+	}](ctx, s.Call, "session.mcp.list", nil)
+	return r.Servers, err
+}
+
+// ToolInfo describes a tool that the model can call.
+type ToolInfo struct {
+	Name           string          `json:"name"`
+	NamespacedName string          `json:"namespacedName"`
+	MCPServerName  string          `json:"mcpServerName"` // "" for tools of other origin, like MCPToolName
+	MCPToolName    string          `json:"mcpToolName"`
+	Description    string          `json:"description"`
+	InputSchema    json.RawMessage `json:"input_schema"`
+	DeferLoading   bool            `json:"deferLoading"` // found by tool search only
+}
+
+// Tools lists the tools that the model can call. The server makes the list with a message: before the first one, and after a change such as
+// another model until the next, it is empty.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) Tools(ctx context.Context) ([]ToolInfo, error) {
+	r, err := ask[struct {
+		Tools []ToolInfo `json:"tools"`
+	}](ctx, s.Call, "session.tools.getCurrentMetadata", nil)
+	return r.Tools, err
+}
+
+// TaskInfo describes work in the background: an agent, a shell command, or a task of a client.
+type TaskInfo struct {
+	Type           string     `json:"type"` // agent, shell, client
+	ID             string     `json:"id"`
+	DisplayName    string     `json:"displayName"`
+	Description    string     `json:"description"`
+	Status         string     `json:"status"` // running, idle, completed, failed, cancelled; of clients also orphaned
+	StartedAt      time.Time  `json:"startedAt"`
+	CompletedAt    *time.Time `json:"completedAt"`
+	Error          string     `json:"error"`
+	ToolCallID     string     `json:"toolCallId"` // of agents, like the following
+	AgentType      string     `json:"agentType"`
+	Prompt         string     `json:"prompt"`
+	LatestResponse string     `json:"latestResponse"`
+	Command        string     `json:"command"` // of shells, like the following
+	PID            int        `json:"pid"`     // 0 when unknown
+	LogPath        string     `json:"logPath"`
+}
+
+// Tasks lists the session's work in the background, what is done included.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) Tasks(ctx context.Context) ([]TaskInfo, error) {
+	r, err := ask[struct {
+		Tasks []TaskInfo `json:"tasks"`
+	}](ctx, s.Call, "session.tasks.list", nil)
+	return r.Tasks, err
+}
+
+// CancelTask ends work in the background. It returns false when there was none with this id, or it was over.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) CancelTask(ctx context.Context, id string) (bool, error) {
+	r, err := ask[struct {
+		Cancelled bool `json:"cancelled"`
+	}](ctx, s.Call, "session.tasks.cancel", map[string]string{"id": id})
+	return r.Cancelled, err
+}
+
+// Queue is what waits for a session's turn to end, or to take it in.
+type Queue struct {
+	Items            []QueueItem `json:"items"`            // messages and commands, first the next one
+	SteeringMessages []string    `json:"steeringMessages"` // for the turn that runs
+}
+
+// QueueItem is a message or command that waits.
+type QueueItem struct {
+	ID          string    `json:"id"`
+	MessageID   string    `json:"messageId"` // as [Session.Send] returned it, "" for commands
+	Kind        string    `json:"kind"`      // message, command
+	DisplayText string    `json:"displayText"`
+	AgentMode   AgentMode `json:"agentMode"`
+	Source      string    `json:"source"`
+}
+
+// Queue returns what waits.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) Queue(ctx context.Context) (Queue, error) {
+	return ask[Queue](ctx, s.Call, "session.queue.pendingItems", nil)
+}
+
+// ClearQueue removes everything that waits. The turn that runs goes on.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) ClearQueue(ctx context.Context) error {
+	return s.Call(ctx, "session.queue.clear", nil, nil)
+}
+
+// Usage is what a session has used so far.
+type Usage struct {
+	SessionStartTime        time.Time              `json:"sessionStartTime"`
+	CurrentModel            string                 `json:"currentModel"`
+	TotalPremiumRequestCost float64                `json:"totalPremiumRequestCost"`
+	TotalUserRequests       int64                  `json:"totalUserRequests"`
+	TotalNanoAIU            float64                `json:"totalNanoAiu"`
+	TotalAPIDurationMs      int64                  `json:"totalApiDurationMs"`
+	TokenDetails            map[string]TokenCount  `json:"tokenDetails"` // by token type
+	ModelMetrics            map[string]ModelMetric `json:"modelMetrics"` // by model id
+	AgentMetrics            map[string]AgentMetric `json:"agentMetrics"` // by agent id; the main one's is main
+	CodeChanges             CodeChanges            `json:"codeChanges"`
+	LastCallInputTokens     int64                  `json:"lastCallInputTokens"` // of the main agent
+	LastCallOutputTokens    int64                  `json:"lastCallOutputTokens"`
+}
+
+// Usage returns what the session has used so far.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) Usage(ctx context.Context) (Usage, error) {
+	return ask[Usage](ctx, s.Call, "session.usage.getMetrics", nil)
+}
+
+// PermissionMode says who decides on what the agent wants to do.
+type PermissionMode string
+
+// The permission modes.
+const (
+	PermissionsManual   PermissionMode = "manual"    // rules, then SessionConfig.OnPermission
+	PermissionsAssisted PermissionMode = "assisted"  // a model approves what is harmless
+	PermissionsAllowAll PermissionMode = "allow-all" // everything is approved, nobody is asked
+)
+
+// PermissionMode returns the session's permission mode.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) PermissionMode(ctx context.Context) (PermissionMode, error) {
+	r, err := ask[struct {
+		Mode PermissionMode `json:"mode"`
+	}](ctx, s.Call, "session.permissions.getMode", nil)
+	return r.Mode, err
+}
+
+// SetPermissionMode changes the session's permission mode, for all its clients. Policies may forbid it.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) SetPermissionMode(ctx context.Context, mode PermissionMode) error {
+	return s.ensure(ctx, "session.permissions.setMode", map[string]PermissionMode{"mode": mode})
+}
+
+// Truncate removes an event and everything after it from the session's history, and returns how many events that were.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) Truncate(ctx context.Context, eventID string) (int, error) {
+	r, err := ask[struct {
+		EventsRemoved int `json:"eventsRemoved"`
+	}](ctx, s.Call, "session.history.truncate", map[string]string{"eventId": eventID})
+	return r.EventsRemoved, err
+}

@@ -28,6 +28,8 @@ import (
 //
 // Anything else is answered "no script".
 type modelServer struct {
+	http.Handler
+
 	URL  string        // the provider's baseUrl is URL + "/v1"
 	Held chan struct{} // receives one value for each answer that is held
 
@@ -72,16 +74,23 @@ func (m *modelMessage) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// newModelServer starts a modelServer and ends it with the test.
-func newModelServer(t *testing.T) *modelServer {
-	t.Helper()
+// newModel returns a modelServer that listens nowhere: only its Handler works.
+func newModel() *modelServer {
 	m := &modelServer{Held: make(chan struct{}, 64), release: make(chan struct{}, 64)} // room enough never to block
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, `{"object":"list","data":[{"id":"fake-model","object":"model"}]}`)
 	})
 	mux.HandleFunc("POST /v1/chat/completions", m.serveCompletion)
-	srv := httptest.NewServer(mux)
+	m.Handler = mux
+	return m
+}
+
+// newModelServer starts a modelServer and ends it with the test.
+func newModelServer(t *testing.T) *modelServer {
+	t.Helper()
+	m := newModel()
+	srv := httptest.NewServer(m)
 	m.URL = srv.URL
 	t.Cleanup(func() {
 		close(m.release) // before Close, which waits for the handlers

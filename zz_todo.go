@@ -1,4 +1,0 @@
-package copilot
-
-type SessionFSConfig struct{}
-type GitHubTelemetry struct{}
