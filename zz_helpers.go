@@ -2,6 +2,7 @@ package copilot
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -83,6 +84,14 @@ type AuthStatus struct {
 	Host            string `json:"host"`
 	Login           string `json:"login"`
 	StatusMessage   string `json:"statusMessage"` // for people
+}
+
+// Err returns nil when the CLI is logged in, else an error that matches ErrAuthentication and carries the server's words.
+func (a AuthStatus) Err() error {
+	if a.IsAuthenticated {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrAuthentication, cmp.Or(a.StatusMessage, "nobody is logged in"))
 }
 
 // AuthStatus returns whether the CLI is logged in, and how.
