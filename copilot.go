@@ -161,9 +161,11 @@ func (e *AgentError) Error() string {
 	return s
 }
 
-// Is matches [ErrAuthentication] where the provider refused the credentials.
+// Is matches [ErrAuthentication] where the provider refused the credentials, and where there were none: CLI 1.0.102 reports a missing
+// login as a failed query, so that only its words tell.
 func (e *AgentError) Is(target error) bool {
-	return target == ErrAuthentication && (e.Type == "authentication" || e.StatusCode == http.StatusUnauthorized)
+	return target == ErrAuthentication && (e.Type == "authentication" || e.StatusCode == http.StatusUnauthorized ||
+		e.Type == "query" && strings.Contains(e.Message, "No GitHub OAuth token"))
 }
 
 // TurnError reports that the wait for a turn ended before the turn did: ctx was done. It says what had been seen. The turn
@@ -171,7 +173,7 @@ func (e *AgentError) Is(target error) bool {
 type TurnError struct {
 	LastEvent       EventType     // "" when none had come
 	LastEventAge    time.Duration // since it came
-	Events          int           // of the turn, so far
+	Events          int           // of the session, since the message was sent
 	OpenTools       []string      // names of tools that were running
 	OpenPermissions int           // permission requests without a decision
 	Err             error         // ctx's error and cause
@@ -669,12 +671,13 @@ func (e clipped) Error() string {
 
 func (e clipped) Unwrap() error { return e.err }
 
-// refused is the error for a request that the server took and then answered with a refusal in its own words.
+// refused is the error for a request about a session that the server answered with a refusal in its own words.
 func (c *Client) refused(method, words, sessionID string) error {
 	if words == "" {
 		words = "refused"
 	}
-	return &RPCError{Method: method, Message: words, text: c.mask(words, map[string]string{"sessionId": sessionID})}
+	text := c.mask(words, map[string]string{"sessionId": sessionID})
+	return &SessionError{SessionID: sessionID, Err: &RPCError{Method: method, Message: words, text: text}}
 }
 
 // PID returns the process id of the CLI that this client launched, 0 when it launched none.
@@ -718,7 +721,9 @@ func (c *Client) explain(err error) error {
 		defer timer.Stop()
 		select {
 		case <-c.proc.exited():
-			return c.proc.exitError()
+			exit := c.proc.exitError()
+			exit.command = c.peer
+			return exit
 		case <-timer.C:
 		}
 	}
@@ -1124,9 +1129,7 @@ func (s *Session) Send(ctx context.Context, m Message) (messageID string, err er
 	s.mu.Unlock()
 	raw, err := s.send(ctx, m, nil)
 	if err != nil {
-		s.mu.Lock()
-		s.turns.busy = was && s.turns.busy
-		s.mu.Unlock()
+		s.turns.notBegun(s, was, err)
 		return "", err
 	}
 	return unquote(member(raw, "messageId")), nil
@@ -1177,7 +1180,7 @@ func (s *Session) Abort(ctx context.Context) error {
 		return err
 	}
 	if result.Success != nil && !*result.Success && result.Error != "" {
-		return s.errorFor(s.client.refused("session.abort", result.Error, s.id))
+		return s.client.refused("session.abort", result.Error, s.id)
 	}
 	cancelTasks(running, ErrAborted) // as the abort event does, where there was a turn to say it
 	return nil
@@ -1290,6 +1293,7 @@ type turn struct {
 	earlier  bool       // an earlier run may own the next idle
 	early    []numbered // what came before the answer and may be the turn's
 	held     []numbered // errors that may be our own Log's, and what ended the turn after them
+	doubt    error      // one that an earlier run may explain
 	begin    uint64     // number of its first event
 	end      uint64     // number after its last event
 	backstop *time.Timer
@@ -1310,6 +1314,9 @@ const maxEarly = 4096 // events, or ids of some, kept while a send or a Log is u
 
 // begin takes the session's turn slot and sends the message.
 func (s *Session) begin(ctx context.Context, m Message) (*turn, error) {
+	if ctx.Err() != nil {
+		return nil, s.errorFor(contextError(ctx))
+	}
 	t := &turn{session: s, settled: make(chan struct{}), done: make(chan struct{}), end: ^uint64(0)}
 	s.mu.Lock()
 	if s.turns.active != nil {
@@ -1321,19 +1328,28 @@ func (s *Session) begin(ctx context.Context, m Message) (*turn, error) {
 	s.turns.active, s.turns.busy = t, true
 	s.mu.Unlock()
 	if _, err := s.send(ctx, m, t.answer); err != nil {
-		s.mu.Lock()
-		if !t.answered {
-			s.turns.busy = was && s.turns.busy
-		}
-		over := t.isOver()
-		s.mu.Unlock()
+		s.turns.notBegun(s, was, err)
 		s.abandon(t)
-		if over && t.err != nil { // the session's end tells more than the call's
+		switch {
+		case t.isOver() && t.err != nil: // the session's end tells more than the call's
 			return nil, s.errorFor(t.err)
+		case ctx.Err() != nil:
+			return nil, t.expired(ctx)
 		}
 		return nil, err
 	}
 	return t, nil
+}
+
+// notBegun takes back what a send has announced, when it is certain that nothing comes of it: a request whose answer was not awaited may
+// still become a run.
+func (ts *turns) notBegun(s *Session, was bool, err error) {
+	var refused *RPCError
+	if errors.As(err, &refused) {
+		s.mu.Lock()
+		ts.busy = was && ts.busy
+		s.mu.Unlock()
+	}
 }
 
 // abandon gives the turn slot up, if t still has it. The turn itself goes on.
@@ -1354,6 +1370,9 @@ func (t *turn) answer(raw json.RawMessage, err error) {
 	s := t.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.turns.active != t { // nobody waits any more
+		return
+	}
 	t.id, t.answered = unquote(member(raw, "messageId")), true
 	t.begin = s.ring.position()
 	early := t.early
@@ -1366,6 +1385,7 @@ func (t *turn) answer(raw json.RawMessage, err error) {
 			break
 		}
 		if e.event.Type == EventSessionError && t.id != "" && unquote(member(e.event.Data, "originatingMessageId")) == t.id {
+			t.begin = e.n
 			t.step(&e.event, e.n)
 		}
 	}
@@ -1478,12 +1498,16 @@ func (t *turn) before(e *Event, n uint64) {
 	switch e.Type {
 	case EventSessionIdle:
 		t.earlier = false // whatever ran before is over
-		fallthrough
-	case EventUserMessage, EventAssistantMessage, EventSessionError, EventAbort, EventSessionShutdown,
+	case EventUserMessage:
+		t.earlier = true // unless it turns out to be ours
+	}
+	switch e.Type {
+	case EventSessionIdle, EventUserMessage, EventAssistantMessage, EventSessionError, EventAbort, EventSessionShutdown,
 		EventToolExecutionStart, EventToolExecutionComplete, EventPermissionRequested, EventPermissionCompleted:
-		if len(t.early) < maxEarly {
-			t.early = append(t.early, numbered{*e, n})
+		if len(t.early) == maxEarly { // the older ones are the likelier to be others'
+			t.early = slices.Delete(t.early, 0, maxEarly/2)
 		}
+		t.early = append(t.early, numbered{*e, n})
 	}
 }
 
@@ -1508,7 +1532,7 @@ func (t *turn) step(e *Event, n uint64) {
 		switch unquote(member(e.Data, "messageId")) {
 		case t.id:
 			t.started, t.earlier, ts.owed = true, false, false
-			t.begin, t.last, t.held = n, nil, nil
+			t.begin, t.last, t.held, t.doubt = n, nil, nil, nil
 			t.disarm()
 			t.settle()
 		default:
@@ -1565,6 +1589,9 @@ func (t *turn) failed(e *Event, n uint64) {
 		if len(t.held) <= ts.logging { // one more than can be a Log's
 			t.held = append(t.held, numbered{*e, n})
 		}
+	case origin == "" && !t.started && t.earlier: // the earlier run's, unless ours never begins
+		t.doubt = t.session.errorFor(newAgentError(e))
+		t.arm()
 	default:
 		ts.owed = true // the server sends an idle after it
 		t.finish(t.session.errorFor(newAgentError(e)), n+1)
@@ -1603,8 +1630,8 @@ func (ts *turns) over(cause error, end uint64) {
 	}
 }
 
-// arm asks, after a while without the turn's user.message, whether the server is still at work: an idle that an earlier run explains may have been
-// ours, if our message was dropped from the queue.
+// arm asks, after a while without the turn's user.message, whether the server is still at work: an idle or error that an earlier run explains may
+// have been ours, if our message was dropped from the queue.
 func (t *turn) arm() {
 	t.disarm()
 	t.backstop = time.AfterFunc(settle, t.check) // owned by the turn; check ends within a second
@@ -1624,12 +1651,14 @@ func (t *turn) check() {
 	raw, err := s.call(ctx, "session.metadata.isProcessing", nil, nil)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var refused *RPCError // by a server that does not know the question
 	switch {
 	case t.backstop == nil: // disarmed meanwhile
-	case err == nil && string(member(raw, "processing")) == "true":
+	case err == nil && string(member(raw, "processing")) == "true",
+		err != nil && !errors.As(err, &refused) && t.doubt == nil:
 		t.arm()
 	default:
-		t.finish(nil, s.ring.position())
+		t.finish(t.doubt, s.ring.position())
 	}
 }
 

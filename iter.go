@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,7 +51,7 @@ type eventTypes map[string]EventType
 const maxEventTypes = 1024 // a server has some two hundred
 
 func (types eventTypes) get(raw []byte) EventType {
-	if len(raw) > 2 {
+	if len(raw) > 2 && raw[0] == '"' {
 		if t, ok := types[string(raw[1:len(raw)-1])]; ok {
 			return t
 		}
@@ -248,6 +249,11 @@ func (s *Subscription[T]) Close() {
 	}
 	if r.subs == 0 {
 		r.slots, r.first = nil, r.next
+	}
+	if s.queued { // a quiet stream would remember everybody who ever waited on it
+		i := slices.Index(r.waiting, s)
+		r.waiting = slices.Delete(r.waiting, i, i+1)
+		s.queued = false
 	}
 	s.signal()
 }

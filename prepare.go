@@ -200,13 +200,9 @@ func (c *Client) reserve(ctx context.Context, s *Session) error {
 			c.mu.Unlock()
 			return err
 		}
-		c.registerLocked(s)
-		if s.id == "" { // registered by answered
-			c.mu.Unlock()
-			return nil
-		}
 		owner := c.routes[s.id]
 		switch {
+		case s.id == "": // routed by answered
 		case owner.session == s:
 		case owner.watch != nil, owner.session != nil && !owner.session.givesWay():
 			c.mu.Unlock()
@@ -220,6 +216,7 @@ func (c *Client) reserve(ctx context.Context, s *Session) error {
 		pending := c.releases[s.id]
 		if pending == nil {
 			s.live = true
+			c.registerLocked(s)
 			c.mu.Unlock()
 			return nil
 		}
@@ -260,7 +257,7 @@ func (s *Session) answered(raw json.RawMessage, err error) {
 	switch owner := c.routes[id]; {
 	case id == "":
 	case owner == (route{}) && s.id == "" && !s.start.abandoned && c.ending() == nil:
-		s.id, s.live, s.start.accepted = id, true, true
+		s.id, s.start.accepted = id, true
 		c.routes[id] = route{session: s}
 	case owner == (route{}), owner.session != nil && owner.session.phase == leaving: // nobody is left who wants it
 		c.releaseLocked(id, "session.destroy")

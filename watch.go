@@ -113,13 +113,6 @@ type SharedSessionWatch struct {
 	releasing *release // guarded by client.mu; not nil once Close or Stop has asked the server
 }
 
-// watchAnswer is the result of sessions.watch.
-type watchAnswer struct {
-	SessionID string                `json:"sessionId"`
-	ReadOnly  bool                  `json:"readOnly"`
-	Metadata  RemoteSessionMetadata `json:"metadata"`
-}
-
 var errNotReadOnly = errors.New("copilot: the server did not grant a read-only watch")
 
 // WatchSharedSession begins to watch the session with this id. The id of the watch may be another one; see
@@ -161,14 +154,7 @@ func (c *Client) WatchSharedSession(ctx context.Context, id string, opts *WatchO
 		return nil, &SessionError{SessionID: id, Err: err}
 	}
 	if registration == nil {
-		var answer watchAnswer
-		switch err := json.Unmarshal(raw, &answer); {
-		case err != nil:
-			registration = fmt.Errorf("copilot: result of sessions.watch: %w", err)
-		case !answer.ReadOnly:
-			registration = errNotReadOnly
-		}
-		w.metadata = answer.Metadata
+		registration = w.opened(raw)
 	}
 	if registration != nil {
 		w.discard(registration)
@@ -188,13 +174,21 @@ func (c *Client) registerWatch(w *SharedSessionWatch, raw json.RawMessage, aband
 	if c.routes[id] != (route{}) {
 		return ErrSessionOpen
 	}
-	if *abandoned {
+	if err := c.ending(); err != nil || *abandoned {
 		c.releaseLocked(id, "sessions.close")
-		return nil
+		return err
 	}
 	w.id = id
 	c.routes[id] = route{watch: w}
 	return nil
+}
+
+// opened takes over the answer of the server.
+func (w *SharedSessionWatch) opened(raw json.RawMessage) error {
+	if string(member(raw, "readOnly")) != "true" {
+		return errNotReadOnly
+	}
+	return decodeResult("sessions.watch", member(raw, "metadata"), &w.metadata)
 }
 
 // discard undoes a watch that is not handed out.

@@ -59,3 +59,23 @@ func TestTurn(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestAgentErrorIsAuthentication(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		err  AgentError
+		want bool
+	}{
+		{"refused key", AgentError{Type: "authentication", StatusCode: 401}, true},
+		{"refused key, other type", AgentError{Type: "query", StatusCode: 401}, true},
+		{"no login", AgentError{Type: "query", Message: "Execution failed: InvalidArg, No GitHub OAuth token or Copilot HMAC key provided"}, true},
+		{"other query", AgentError{Type: "query", Message: "Failed to get response from the AI model"}, false},
+		{"quota", AgentError{Type: "quota", StatusCode: 429}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := errors.Is(&tt.err, ErrAuthentication); got != tt.want {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}

@@ -2,6 +2,7 @@ package copilot
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -83,6 +84,14 @@ type AuthStatus struct {
 	Host            string `json:"host"`
 	Login           string `json:"login"`
 	StatusMessage   string `json:"statusMessage"` // for people
+}
+
+// Err returns nil when the CLI is logged in, else an error that matches ErrAuthentication and carries the server's words.
+func (a AuthStatus) Err() error {
+	if a.IsAuthenticated {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrAuthentication, cmp.Or(a.StatusMessage, "nobody is logged in"))
 }
 
 // AuthStatus returns whether the CLI is logged in, and how.
@@ -178,13 +187,11 @@ func decodeModels(list json.RawMessage) ([]Model, error) {
 }
 
 func (c *Client) modelList(ctx context.Context) (json.RawMessage, error) {
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return nil, contextError(ctx)
-	case c.stopping.Load():
-		return nil, ErrClosed
-	case c.conn.failure() != nil:
-		return nil, c.conn.failure()
+	}
+	if err := c.conn.failure(); err != nil {
+		return nil, err
 	}
 	m := &c.models
 	m.mu.Lock()
@@ -232,11 +239,9 @@ func (c *Client) loadModels(ctx context.Context, load *modelLoad) {
 	protect(c, func() (json.RawMessage, error) { return c.fetchModels(ctx) }, func(list json.RawMessage, err error) {
 		c.models.mu.Lock()
 		defer c.models.mu.Unlock()
-		if load.list, load.err = list, err; c.models.load == load {
-			c.models.load = nil
-			if err == nil {
-				c.models.list = list
-			}
+		load.list, load.err = list, err
+		if c.models.load == load {
+			c.models.list, c.models.load = list, nil
 		}
 		close(load.done)
 	})
@@ -360,13 +365,10 @@ func (c *Client) DeleteSession(ctx context.Context, id string) error {
 // ensure makes a call about a session whose result says whether it was done.
 func (c *Client) ensure(ctx context.Context, method, id string) error {
 	r, err := onSession[outcome](ctx, c, method, id)
-	if err == nil {
-		err = r.refusal(c, method, id)
-		if err != nil {
-			err = &SessionError{SessionID: id, Err: err}
-		}
+	if err != nil {
+		return err
 	}
-	return err
+	return r.refusal(c, method, id)
 }
 
 // ForkSession copies a stored session, up to and without the event beforeEventID, whole when that is "". It returns the id of the copy, which
@@ -410,17 +412,6 @@ func (s *Session) SendTelemetry(ctx context.Context, t TelemetryEvent) error {
 	return s.Call(ctx, "session.sendTelemetry", t, nil)
 }
 
-// ensure is Client.ensure for an open session.
-func (s *Session) ensure(ctx context.Context, method string, params any) error {
-	r, err := ask[outcome](ctx, s.Call, method, params)
-	if err == nil {
-		if err = r.refusal(s.client, method, s.id); err != nil {
-			err = s.errorFor(err)
-		}
-	}
-	return err
-}
-
 // Capabilities is what the clients of a session can do for it.
 type Capabilities struct {
 	UI         UICapabilities `json:"ui"`
@@ -434,13 +425,8 @@ type UICapabilities struct {
 	Canvases    bool `json:"canvases"`
 }
 
-// merge changes what raw names and leaves the rest.
-func (c *Capabilities) merge(raw json.RawMessage) {
-	merged := *c
-	if json.Unmarshal(raw, &merged) == nil {
-		*c = merged
-	}
-}
+// merge changes what raw names and leaves the rest, as well as what does not fit.
+func (c *Capabilities) merge(raw json.RawMessage) { _ = json.Unmarshal(raw, c) }
 
 // Capabilities returns what the session's clients can do at present.
 func (s *Session) Capabilities() Capabilities {
@@ -631,7 +617,7 @@ func (s *Session) StartFleet(ctx context.Context, prompt string) error {
 		Prompt string `json:"prompt,omitempty"`
 	}{prompt})
 	if err == nil && r.Started != nil && !*r.Started {
-		err = s.errorFor(s.client.refused("session.fleet.start", "not started", s.id))
+		err = s.client.refused("session.fleet.start", "not started", s.id)
 	}
 	return err
 }
@@ -682,8 +668,8 @@ type LogOptions struct {
 	Tip       string   `json:"tip,omitempty"`       // what to do; with LogInfo only
 }
 
-// Log adds an entry of the host's to the session: an event session.info, session.warning or session.error, which the model does not see. The last
-// one ends no turn that is waited for.
+// Log adds an entry of the host's to the session: an event session.info, session.warning or session.error. The last one ends no turn
+// that is waited for here; other clients may take it for a failure.
 //
 // Experimental: the server's schema marks it so.
 func (s *Session) Log(ctx context.Context, message string, o *LogOptions) error {
@@ -891,7 +877,8 @@ type ToolInfo struct {
 	DeferLoading   bool            `json:"deferLoading"` // found by tool search only
 }
 
-// Tools lists the tools that the model can call. The list is empty before the session's first message.
+// Tools lists the tools that the model can call. The server makes the list with a message: before the first one, and after a change such as
+// another model until the next, it is empty.
 //
 // Experimental: the server's schema marks it so.
 func (s *Session) Tools(ctx context.Context) ([]ToolInfo, error) {
@@ -1017,7 +1004,12 @@ func (s *Session) PermissionMode(ctx context.Context) (PermissionMode, error) {
 //
 // Experimental: the server's schema marks it so.
 func (s *Session) SetPermissionMode(ctx context.Context, mode PermissionMode) error {
-	return s.ensure(ctx, "session.permissions.setMode", map[string]PermissionMode{"mode": mode})
+	const method = "session.permissions.setMode"
+	r, err := ask[outcome](ctx, s.Call, method, map[string]PermissionMode{"mode": mode})
+	if err != nil {
+		return err
+	}
+	return r.refusal(s.client, method, s.id)
 }
 
 // Truncate removes an event and everything after it from the session's history, and returns how many events that were.

@@ -416,6 +416,9 @@ func TestStartRefusesOpenID(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused("open", "s")
+		done, cancel := context.WithCancel(context.Background())
+		cancel() // a ctx that is done is told before anything else
+		expectFailure(t, second(way.prepare(t, b.c, "s", SessionConfig{}).Start(done)), "s", context.Canceled)
 
 		b.p.handle("sessions.watch", func(*peer, peerMessage) any { return map[string]any{"sessionId": "w", "readOnly": true} })
 		if _, err := b.c.WatchSharedSession(testContext(t), "w", nil); err != nil {
@@ -1202,8 +1205,14 @@ func TestStopDuringFollowUp(t *testing.T) {
 	update := b.p.wait("session.options.update", 1)
 	stopped := async(func() error { return b.c.Stop(testContext(t)) })
 	destroy := b.p.wait("session.destroy", 1)
+	expectFailure(t, second(b.c.CreateSession(testContext(t), &SessionConfig{SessionID: "s2"})), "s2", ErrClosed)
+	if n := len(b.p.calls("session.create")); n != 1 {
+		t.Errorf("started during the stop")
+	}
 	b.p.answer(update.ID, map[string]any{}) // the start is complete, too late
-	b.p.sync()
+	for i := 0; i < 10; i++ {
+		b.p.sync() // so that it has noticed, most probably
+	}
 	b.p.answer(destroy.ID, map[string]any{"success": true})
 	expectFailure(t, await(t, "start", a.result), "s", ErrClosed)
 	if err := await(t, "stop", stopped); err != nil {
@@ -1213,6 +1222,29 @@ func TestStopDuringFollowUp(t *testing.T) {
 		t.Errorf("%d releases", n)
 	}
 	expectEnd(t, a.sub, io.EOF)
+}
+
+// TestDeletedDuringStart ends a start with the notice that its session was deleted.
+func TestDeletedDuringStart(t *testing.T) {
+	prepEachWay(t, func(t *testing.T, way prepWay) {
+		for _, method := range []string{way.method, "session.options.update"} {
+			b := newStartBed(t, way)
+			b.p.handle("session.options.update", func(*peer, peerMessage) any { return noAnswer })
+			a := b.begin("s", followUps(), false)
+			if method != way.method {
+				b.accept(1, "s")
+			}
+			b.p.wait(method, 1)
+			b.p.send(notification("session.lifecycle", map[string]any{"type": "session.deleted", "sessionId": "s"}))
+			expectFailure(t, await(t, "start", a.result), "s", ErrSessionNotFound)
+			expectEnd(t, a.sub, ErrSessionNotFound)
+			if method == way.method {
+				b.accept(1, "s") // made again, by whatever: nobody wants it
+			}
+			b.expectDestroyed(method, "s")
+			expectRoutes(t, b.c)
+		}
+	})
 }
 
 // TestStartAwaitsRelease starts the id of a session whose Disconnect gave up waiting, and of one that a failed start is releasing.
@@ -1302,6 +1334,31 @@ func TestRequestsDuringStart(t *testing.T) {
 			t.Errorf("handler's cause: %v", err)
 		}
 		await(t, "its answer", asked)
+	})
+}
+
+// TestRefusedStartKeepsTheTokenProvider is a second start of an open session, with the same name for its provider of tokens.
+func TestRefusedStartKeepsTheTokenProvider(t *testing.T) {
+	prepEachWay(t, func(t *testing.T, way prepWay) {
+		c, _ := newPeer(t, nil)
+		const name = "7b2f5c52-3f0f-4c53-9f38-0a4f7c8f6d11"
+		cfg := SessionConfig{
+			GitHubTokenProviderRegistrationID: name,
+			GitHubTokenProvider: func(context.Context, GitHubTokenRequest) (*GitHubAccessToken, error) {
+				return nil, nil
+			},
+		}
+		if _, err := way.prepare(t, c, "s", cfg).Start(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := way.prepare(t, c, "s", cfg).Start(testContext(t)); !errors.Is(err, ErrSessionOpen) {
+			t.Fatal(err)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.host.registrations[name] == nil || c.host.registrations[name] != c.routes["s"].session {
+			t.Error("the provider is gone")
+		}
 	})
 }
 

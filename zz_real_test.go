@@ -1,6 +1,7 @@
 package copilot
 
 import (
+	"errors"
 	"os"
 	"testing"
 )
@@ -77,5 +78,14 @@ func TestRealTurn(t *testing.T) {
 			}
 		}
 		t.Logf("%+v", c.Timings())
+	}
+}
+
+// A CLI without login accepts a session, and reports the missing login with the first turn.
+func TestRealNotLoggedIn(t *testing.T) {
+	c := startReal(t, Options{})
+	s := createSession(t, c, &SessionConfig{WorkingDirectory: t.TempDir()})
+	if _, err := s.SendAndWait(testContext(t), Message{Prompt: "hello"}); !errors.Is(err, ErrAuthentication) {
+		t.Errorf("got %v, want ErrAuthentication", err)
 	}
 }
