@@ -9,6 +9,8 @@ import (
 	"io"
 	"log/slog"
 	"math/big"
+	"os"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"slices"
@@ -1943,5 +1945,290 @@ func (s schemaCheck) check(t *testing.T, typ reflect.Type, value json.RawMessage
 				t.Fatalf("%v: %q is required and not written", typ, name)
 			}
 		}
+	}
+}
+
+// hdlReal is a session of the real CLI with a model that does what prompts say.
+type hdlReal struct {
+	client *Client
+	model  *modelServer
+}
+
+func (r hdlReal) config(t *testing.T, cfg SessionConfig) *SessionConfig {
+	cfg.Model, cfg.WorkingDirectory = "fake-model", t.TempDir()
+	cfg.Provider = &ProviderConfig{Type: "openai", WireAPI: "completions", BaseURL: r.model.URL + "/v1", APIKey: "dummy"}
+	return &cfg
+}
+
+// hdlContext is testContext with the patience that a busy machine needs for whole turns.
+func hdlContext(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// ask runs a turn and returns the final message and the outcomes of its tool calls.
+func (r hdlReal) ask(t *testing.T, cfg SessionConfig, prompt string) (text string, tools []*ToolExecutionComplete, err error) {
+	t.Helper()
+	ctx := hdlContext(t)
+	s, err := r.client.CreateSession(ctx, r.config(t, cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for e, errTurn := range s.Ask(ctx, Message{Prompt: prompt}) {
+		if err = errTurn; err != nil {
+			break
+		}
+		switch p := e.Payload().(type) {
+		case *AssistantMessage:
+			text = p.Content
+		case *ToolExecutionComplete:
+			tools = append(tools, p)
+		}
+	}
+	if err := s.Disconnect(ctx); err != nil {
+		t.Error(err)
+	}
+	return text, tools, err
+}
+
+// TestRealHandlers lets the real CLI ask.
+func TestRealHandlers(t *testing.T) {
+	r := hdlReal{startReal(t, Options{}), newModelServer(t)}
+	tool := func(f func() (string, error)) SessionConfig {
+		type in struct {
+			City string `json:"city" description:"where" enum:"Oslo,Rome"`
+		}
+		w := NewTool("weather", "Tells the weather", func(_ context.Context, in in) (string, error) {
+			if in.City != "Oslo" {
+				return "", fmt.Errorf("city is %q", in.City)
+			}
+			return f()
+		})
+		w.SkipPermission = true
+		return SessionConfig{Tools: []Tool{w}}
+	}
+	const call = `call: weather {"city":"Oslo"}`
+	for _, tc := range []struct {
+		name, prompt string
+		cfg          SessionConfig
+		want         string // in the final message; "" when there is none
+		code         string // of the tool's error
+	}{
+		{"tool", call, tool(func() (string, error) { return "sunny", nil }), "tool said: sunny", ""},
+		{"tool fails", call, tool(func() (string, error) { return "", errors.New("no weather") }), "tool said: no weather", "failure"},
+		{"tool panics", call, tool(func() (string, error) { panic("bang") }), "tool said: the host's handler panicked", "failure"},
+		{"bad arguments", `call: weather {"city":7}`, tool(func() (string, error) { return "sunny", nil }), "tool said: arguments of weather", "failure"},
+		{"two tools", call[:4] + "s" + call[4:] + " ; " + call[6:], tool(func() (string, error) { return "sunny", nil }), "tool said: sunny | sunny", ""},
+		{"structured result", call, SessionConfig{Tools: []Tool{{Name: "weather", SkipPermission: true, Handler: func(context.Context, ToolCall) (ToolResult, error) {
+			return ToolResult{Text: "no entry", Type: ToolDenied}, nil
+		}}}}, "tool said: no entry", "denied"},
+		{"binary result", call, SessionConfig{Tools: []Tool{{Name: "weather", SkipPermission: true, Handler: func(context.Context, ToolCall) (ToolResult, error) {
+			return ToolResult{Text: "map", SessionLog: "log", Telemetry: map[string]any{"metrics": map[string]any{"n": 1}}, Binary: []ToolBinary{NewToolBinary("text/plain", []byte("x"))}}, nil
+		}}}}, "tool said: map", ""},
+
+		{"approve", `call: bash {"command":"echo made","description":"make"}`, SessionConfig{OnPermission: ApproveAll}, "made", ""},
+		{"approve for the session", `call: bash {"command":"touch a && echo made","description":"make"}`,
+			SessionConfig{OnPermission: func(_ context.Context, r PermissionRequest) (PermissionDecision, error) {
+				return ApproveForSession(r.Approval()), nil
+			}}, "made", ""},
+		{"reject", `call: bash {"command":"touch a","description":"make"}`, hdlDecide(func() (PermissionDecision, error) { return Reject("not today"), nil }), "not today", "denied"},
+		{"deny all", `call: bash {"command":"touch a","description":"make"}`, SessionConfig{OnPermission: DenyAll}, "denied by the host's policy", "denied"},
+		{"nobody decides", `call: bash {"command":"touch a","description":"make"}`, hdlDecide(func() (PermissionDecision, error) { panic("bang") }), "tool said:", "denied"},
+		{"zero decision", `call: bash {"command":"touch a","description":"make"}`, hdlDecide(func() (d PermissionDecision, err error) { return }), "tool said:", "denied"},
+
+		{"question", `call: ask_user {"question":"Which?","choices":["red","blue"]}`,
+			SessionConfig{OnUserInput: func(_ context.Context, r UserInputRequest) (UserInputResponse, error) {
+				return UserInputResponse{Answer: r.Choices[1]}, nil
+			}}, "blue", ""},
+		{"question without answer", `call: ask_user {"question":"Which?","choices":["red","blue"]}`,
+			SessionConfig{OnUserInput: func(context.Context, UserInputRequest) (UserInputResponse, error) { panic("bang") }}, "unable to respond", ""},
+
+		{"hook denies", call, func() SessionConfig {
+			cfg := tool(func() (string, error) { t.Error("a denied tool ran"); return "", nil })
+			cfg.Hooks = &Hooks{PreToolUse: func(context.Context, PreToolUseInput) (PreToolUseOutput, error) {
+				return PreToolUseOutput{Decision: HookDeny, DecisionReason: "policy"}, nil
+			}}
+			return cfg
+		}(), "policy", "denied"},
+		{"hook fails", call, func() SessionConfig {
+			cfg := tool(func() (string, error) { t.Error("a denied tool ran"); return "", nil })
+			cfg.Hooks = &Hooks{PreToolUse: func(context.Context, PreToolUseInput) (PreToolUseOutput, error) { panic("bang") }}
+			return cfg
+		}(), "panicked", "denied"},
+		{"hooks change", `call: weather {"city":"Rome"}`, func() SessionConfig {
+			cfg := tool(func() (string, error) { return "sunny", nil })
+			cfg.Hooks = &Hooks{
+				PreToolUse: func(context.Context, PreToolUseInput) (PreToolUseOutput, error) {
+					return PreToolUseOutput{Decision: HookAllow, ModifiedArgs: map[string]string{"city": "Oslo"}}, nil
+				},
+				PostToolUse: func(_ context.Context, in PostToolUseInput) (PostToolUseOutput, error) {
+					var old ToolResult
+					err := json.Unmarshal(in.ToolResult, &old)
+					return PostToolUseOutput{ModifiedResult: ToolResult{Text: "very " + old.Text, Type: ToolSuccess}}, err
+				},
+			}
+			return cfg
+		}(), "tool said: very sunny", ""},
+		{"prompt hook", "say: original", SessionConfig{Hooks: &Hooks{UserPromptSubmitted: func(context.Context, UserPromptSubmittedInput) (UserPromptSubmittedOutput, error) {
+			return UserPromptSubmittedOutput{ModifiedPrompt: "say: rewritten"}, nil
+		}}}, "rewritten", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			text, tools, err := r.ask(t, tc.cfg, tc.prompt)
+			if err != nil || !strings.Contains(text, tc.want) {
+				t.Errorf("the turn ended with %q, %v, want %q", text, err, tc.want)
+			}
+			for _, result := range tools {
+				switch {
+				case tc.code == "" && !result.Success:
+					t.Errorf("tool: %+v", *result.Error)
+				case tc.code != "" && (result.Error == nil || result.Error.Code != tc.code):
+					t.Errorf("tool: %+v, want code %s", result, tc.code)
+				}
+			}
+		})
+	}
+
+	t.Run("transform", func(t *testing.T) {
+		before := len(r.model.Requests())
+		seen := make(chan string, 8)
+		cfg := SessionConfig{Transforms: map[string]func(context.Context, string) (string, error){
+			"identity": func(_ context.Context, content string) (string, error) {
+				seen <- content
+				return "MARK " + content, nil
+			},
+			"tone": func(context.Context, string) (string, error) { panic("bang") },
+		}}
+		if text, _, err := r.ask(t, cfg, "say: hi"); err != nil || text != "hi" {
+			t.Errorf("got %q, %v", text, err)
+		}
+		if len(await(t, "section", seen)) == 0 {
+			t.Error("the section was empty")
+		}
+		if body := r.model.Requests()[before].Body; !bytes.Contains(body, []byte("MARK ")) {
+			t.Errorf("the model's prompt has no mark: %.500s", body)
+		}
+	})
+
+	t.Run("command", func(t *testing.T) {
+		ctx := hdlContext(t)
+		s, err := r.client.CreateSession(ctx, r.config(t, SessionConfig{Commands: []Command{{Name: "deploy", Handler: func(_ context.Context, c CommandCall) error {
+			return fmt.Errorf("no deploy to %s", c.Args)
+		}}}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var result struct{ Error string }
+		if err := s.Call(ctx, "session.commands.execute", map[string]any{"commandName": "deploy", "args": "prod"}, &result); err != nil || result.Error != "no deploy to prod" {
+			t.Errorf("got %+v, %v", result, err)
+		}
+	})
+
+	t.Run("elicitation", func(t *testing.T) {
+		ctx := hdlContext(t)
+		s, err := r.client.CreateSession(ctx, r.config(t, SessionConfig{OnElicitation: func(_ context.Context, r ElicitationRequest) (ElicitationResult, error) {
+			return ElicitationResult{ElicitationAccept, map[string]any{"name": r.Message}}, nil
+		}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		schema := json.RawMessage(`{"type":"object","properties":{"name":{"type":"string"}}}`)
+		got, err := s.UI().Elicit(ctx, "who", schema)
+		if err != nil || got.Action != ElicitationAccept || got.Content["name"] != "who" {
+			t.Errorf("got %+v, %v", got, err)
+		}
+	})
+
+	t.Run("abort", func(t *testing.T) {
+		ctx := hdlContext(t)
+		b := newHdlBlock()
+		s, err := r.client.CreateSession(ctx, r.config(t, SessionConfig{Tools: []Tool{{Name: "t", SkipPermission: true, Handler: b.tool}}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		turn := async(func() error { _, err := s.SendAndWait(ctx, Message{Prompt: "call: t {}"}); return err })
+		select {
+		case <-b.begun:
+		case <-ctx.Done():
+			t.Fatal("the tool was not called")
+		}
+		if err := s.Abort(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if cause := await(t, "tool's context", b.causes); !errors.Is(cause, ErrAborted) {
+			t.Errorf("cause is %v", cause)
+		}
+		if err := await(t, "turn", turn); !errors.Is(err, ErrAborted) {
+			t.Errorf("turn: %v", err)
+		}
+		if m, err := s.SendAndWait(ctx, Message{Prompt: "say: alive"}); err != nil || m.Content != "alive" {
+			t.Errorf("after the abort: %+v, %v", m, err)
+		}
+	})
+}
+
+// TestRealPendingTool kills the CLI while a tool is pending, and answers the call to its successor.
+func TestRealPendingTool(t *testing.T) {
+	model, home, ctx := newModelServer(t), t.TempDir(), hdlContext(t)
+	r := hdlReal{startReal(t, Options{BaseDir: home}), model}
+	calls := make(chan ToolCall, 1)
+	cfg := r.config(t, SessionConfig{Tools: []Tool{{Name: "t", SkipPermission: true, Handler: func(ctx context.Context, c ToolCall) (ToolResult, error) {
+		calls <- c
+		<-ctx.Done()
+		return ToolResult{}, ctx.Err()
+	}}}})
+	s, err := r.client.CreateSession(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Send(ctx, Message{Prompt: "call: t {}"}); err != nil {
+		t.Fatal(err)
+	}
+	var call ToolCall
+	select {
+	case call = <-calls:
+	case <-ctx.Done():
+		t.Fatal("the tool was not called")
+	}
+	// The server stores events a little later than it sends them.
+	for stored := false; !stored; {
+		journal, _ := os.ReadFile(filepath.Join(home, "session-state", s.ID(), "events.jsonl"))
+		if stored = bytes.Contains(journal, []byte(call.RequestID)); !stored && ctx.Err() != nil {
+			t.Fatal("the call was not stored")
+		}
+		time.Sleep(5 * time.Millisecond) // polling: nothing signals the write
+	}
+	if _, err := r.client.ForceStopAndWait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.client = startReal(t, Options{BaseDir: home})
+	cfg.ContinuePendingWork = true
+	p, err := r.client.PrepareResumeSession(s.ID(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := p.Events(ctx)
+	if s, err = p.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var answer struct{ Success bool }
+	if err := s.Call(ctx, hdlTool, map[string]any{"requestId": call.RequestID, "result": ToolResult{Text: "late"}}, &answer); err != nil || !answer.Success {
+		t.Fatalf("%+v, %v", answer, err)
+	}
+	text := ""
+	for e, err := range events {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, ok := e.Payload().(*AssistantMessage); ok {
+			text = m.Content
+		}
+		if e.Type == EventSessionIdle {
+			break
+		}
+	}
+	if text != "tool said: late" || len(calls) != 0 {
+		t.Errorf("the turn ended with %q, the tool was called %d times more", text, len(calls))
 	}
 }

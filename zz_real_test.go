@@ -6,14 +6,17 @@ import (
 	"testing"
 )
 
-// startReal starts the real CLI with a home of its own, and skips the test where there is none.
+// startReal starts the real CLI with a home of its own, opts.BaseDir or a new one, and skips the test where there is none.
 func startReal(t *testing.T, opts Options) *Client {
 	t.Helper()
 	cli := os.Getenv("COPILOT_CLI_PATH")
 	if cli == "" {
 		t.Skip("skipped: COPILOT_CLI_PATH names no CLI to test against")
 	}
-	home := t.TempDir()
+	home := opts.BaseDir
+	if home == "" {
+		home = t.TempDir()
+	}
 	opts.CLI = cli
 	cache := os.Getenv("XDG_CACHE_HOME")
 	if cache == "" {
