@@ -496,6 +496,9 @@ func Dial(ctx context.Context, addr string, opts *Options) (*Client, error) {
 // NewClient connects over a byte stream: a tunnel, a pipe, a test. The client owns conn from here on and closes it, also when NewClient
 // fails. Reads and writes must return once it is closed. ctx bounds the handshake only.
 func NewClient(ctx context.Context, conn io.ReadWriteCloser, opts *Options) (*Client, error) {
+	if conn == nil {
+		return nil, fmt.Errorf("%w: conn is nil", ErrInvalidConfig)
+	}
 	o, err := opts.checkedExternal()
 	if err != nil {
 		conn.Close()

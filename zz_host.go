@@ -1041,7 +1041,7 @@ func (c *Client) modelChunk(params json.RawMessage) error {
 	}
 	switch x := c.host.exchanges.find(p.RequestID); {
 	case x == nil:
-		c.log.Debug("copilot: ignored a piece of a model request that is over")
+		c.conn.log.Debug("copilot: ignored a piece of a model request that is over")
 	case p.Cancel:
 		x.task.cancel(errModelCancelled)
 	case len(p.Data) > 0 && p.Data[0] != '"':

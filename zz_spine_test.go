@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"log/slog"
 	"math/rand"
 	"net"
 	"os"
@@ -2816,4 +2817,320 @@ func TestCase068CancelledWait(t *testing.T) {
 	if n := len(p.calls("session.send")); n != 4 {
 		t.Errorf("%d messages sent", n)
 	}
+}
+
+// ---- nobody waits for the host's slowness ----
+
+// spineLogger is a slog.Handler made of a function.
+type spineLogger func(slog.Record)
+
+func (l spineLogger) Enabled(context.Context, slog.Level) bool      { return true }
+func (l spineLogger) Handle(_ context.Context, r slog.Record) error { l(r); return nil }
+func (l spineLogger) WithAttrs([]slog.Attr) slog.Handler            { return l }
+func (l spineLogger) WithGroup(string) slog.Handler                 { return l }
+
+func TestReaderDoesNotWaitForTheLogger(t *testing.T) {
+	leakCheck(t)
+	var c *Client
+	var messages []string
+	lost := 0
+	release, connected, logged := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	logger := slog.New(spineLogger(func(r slog.Record) {
+		<-connected
+		if err := c.Call(testContext(t), "from.the.log", nil, nil); err != nil {
+			t.Errorf("a call from the logger: %v", err)
+		}
+		<-release
+		messages = append(messages, r.Message)
+		r.Attrs(func(a slog.Attr) bool {
+			if a.Key == "lost" {
+				lost += int(a.Value.Int64())
+				close(logged)
+			}
+			return true
+		})
+	}))
+	c, p := newPeer(t, &Options{Logger: logger})
+	close(connected)
+	const each = 2 * maxAside
+	for i := range each {
+		p.send(map[string]any{"id": 1000 + i, "result": 1}, map[string]any{"x": i}, notification("session.event", nil))
+	}
+	if err := c.Call(testContext(t), "ping", nil, nil); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	await(t, "record of the losses", logged)
+	if n := len(messages) - 1 + lost; n != 3*each {
+		t.Errorf("%d records and %d lost, want %d", len(messages)-1, lost, 3*each)
+	}
+	p.wait("from.the.log", len(messages))
+}
+
+func TestCase083VersionMismatch(t *testing.T) {
+	for _, tt := range []struct {
+		connect, ping string // results
+		server        int
+	}{
+		{`{"ok":true,"version":"9.8.7"}`, ``, 0},
+		{`{"protocolVersion":null,"version":"9.8.7"}`, ``, 0},
+		{`{"protocolVersion":1,"version":"9.8.7"}`, ``, 1},
+		{`{"protocolVersion":2,"version":"9.8.7"}`, ``, 2},
+		{`{"protocolVersion":3,"version":"9.8.7"}`, ``, 3},
+		{`{"protocolVersion":4,"version":"9.8.7"}`, ``, 4},
+		{`{"protocolVersion":"3","version":"9.8.7"}`, ``, 0},
+		{`{"protocolVersion":-3,"version":"9.8.7"}`, ``, -3},
+		{`{"PROTOCOLVERSION":3,"version":"9.8.7"}`, ``, 0},
+		{`["9.8.7"]`, ``, 0},
+		{``, `{"protocolVersion":3}`, 3},
+		{``, `{"message":"pong"}`, 0},
+	} {
+		leakCheck(t)
+		near, far := net.Pipe()
+		p := startPeer(t, far)
+		p.handle("connect", func(*peer, peerMessage) any {
+			if tt.connect == "" {
+				return &peerError{Code: codeMethodNotFound, Message: "Unhandled method connect"}
+			}
+			return json.RawMessage(tt.connect)
+		})
+		p.handle("ping", func(*peer, peerMessage) any { return json.RawMessage(tt.ping) })
+		c, err := NewClient(testContext(t), near, nil)
+		if tt.server == 3 {
+			if err != nil || c.Server().ProtocolVersion != 3 || tt.connect != "" && c.Server().Version != "9.8.7" {
+				t.Errorf("%s%s: %v", tt.connect, tt.ping, err)
+				continue
+			}
+			c.ForceStop()
+			continue
+		}
+		var e *ProtocolError
+		if c != nil || !errors.As(err, &e) || e.Server != tt.server || e.Min != 3 || e.Max != 3 || strings.HasPrefix(tt.connect, "{") && !strings.Contains(err.Error(), "9.8.7") {
+			t.Errorf("%s%s: %v", tt.connect, tt.ping, err)
+		}
+	}
+	t.Run("names the program", func(t *testing.T) {
+		spineFlat(t)
+		o := spineOptions(t, spineScript{On: map[string]string{"connect": `result {"protocolVersion":2}`}})
+		if _, err := Start(testContext(t), o); err == nil || !strings.Contains(err.Error(), filepath.Base(o.CLI)) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("unknown option", func(t *testing.T) {
+		spineFlat(t)
+		o := spineOptions(t, spineScript{Stderr: "error: unexpected argument '--headless' found\n", On: map[string]string{"connect": "exit 1"}})
+		o.Args, o.GitHubToken = []string{"--theirs", "token-in-argv"}, "token-in-argv"
+		_, err := Start(testContext(t), o)
+		var e *ExitError
+		if !errors.As(err, &e) || e.State.ExitCode() != 1 {
+			t.Fatalf("got %v", err)
+		}
+		for _, want := range []string{"unexpected argument '--headless'", "--theirs", "--no-auto-update"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q is not in %v", want, err)
+			}
+		}
+		if strings.Contains(err.Error(), "token-in-argv") {
+			t.Errorf("a secret in %v", err)
+		}
+	})
+}
+
+func TestCase084Authentication(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	const words = "Request session.create failed with message: not authenticated, please log in"
+	p.refuse("session.create", codeInternal, words)
+	_, err := c.CreateSession(testContext(t), nil)
+	var rpc *RPCError
+	if !errors.Is(err, ErrAuthentication) || !errors.As(err, &rpc) || rpc.Message != words {
+		t.Errorf("create: %v", err)
+	}
+	p.handle("session.create", func(p *peer, m peerMessage) any { return map[string]any{"sessionId": m.get("sessionId")} })
+	s := createSession(t, c, nil)
+	spineScripted(p, nil, []spineEvent{spineEv("session.error", map[string]any{"errorType": "authentication", "statusCode": 401, "message": "token expired"})})
+	_, err = s.SendAndWait(testContext(t), Message{Prompt: "hi"})
+	var agent *AgentError
+	if !errors.Is(err, ErrAuthentication) || !errors.As(err, &agent) || agent.Message != "token expired" || agent.StatusCode != 401 {
+		t.Errorf("turn: %v", err)
+	}
+	p.handle("auth.getStatus", func(*peer, peerMessage) any {
+		return map[string]any{"isAuthenticated": false, "statusMessage": "not logged in"}
+	})
+	if status, err := c.AuthStatus(testContext(t)); err != nil || status.IsAuthenticated || status.StatusMessage != "not logged in" {
+		t.Errorf("status: %+v, %v", status, err)
+	}
+	near, far := net.Pipe()
+	strict := startPeer(t, far)
+	strict.refuse("connect", -32001, "AUTHENTICATION_REQUIRED")
+	if _, err := NewClient(testContext(t), near, nil); !errors.Is(err, ErrAuthentication) {
+		t.Errorf("handshake: %v", err)
+	}
+}
+
+func TestCase090OptionsAreCopied(t *testing.T) {
+	spineFlat(t)
+	o := spineOptions(t, spineScript{On: map[string]string{"plugins.builtin.set": "result {}"}})
+	o.PluginDirs = []string{t.TempDir()}
+	o.Handlers = map[string]HandlerFunc{"custom": func(context.Context, string, json.RawMessage) (any, error) { return nil, nil }}
+	before := fmt.Sprintf("%#v %#v %#v", o.Env, o.PluginDirs, len(o.Handlers))
+	c := spineStart(t, o)
+	if after := fmt.Sprintf("%#v %#v %#v", o.Env, o.PluginDirs, len(o.Handlers)); after != before {
+		t.Error("Start has changed the options")
+	}
+	o.Env[0], o.PluginDirs[0] = "X=y", "relative"
+	o.Handlers["custom"] = nil
+	delete(o.Handlers, "custom")
+	if c.opts.Env[0] == "X=y" || c.opts.PluginDirs[0] == "relative" || c.opts.Handlers["custom"] == nil {
+		t.Error("the client shares the caller's slices and maps")
+	}
+
+	near, far := net.Pipe()
+	p := startPeer(t, far)
+	d, err := NewClient(testContext(t), near, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.ForceStop()
+	s := createSession(t, d, nil)
+	m := Message{Prompt: "hi", RequestHeaders: map[string]string{"X-A": "1"}}
+	if _, err := s.Send(testContext(t), m); err != nil {
+		t.Fatal(err)
+	}
+	m.RequestHeaders["X-A"] = "2" // the race detector tells who still reads it
+	if got := p.wait("session.send", 1).get("requestHeaders"); fmt.Sprint(got) != "map[X-A:1]" {
+		t.Errorf("sent %v", got)
+	}
+}
+
+func TestCase091NothingIsPrinted(t *testing.T) {
+	for _, logged := range []bool{false, true} {
+		t.Run(fmt.Sprintf("Logger=%v", logged), func(t *testing.T) {
+			spineFlat(t)
+			spineSilent(t)
+			var records atomic.Int64
+			o := func(o *Options) *Options {
+				if logged {
+					o.Logger = slog.New(spineLogger(func(slog.Record) { records.Add(1) }))
+				}
+				return o
+			}
+			near, far := net.Pipe()
+			p := startPeer(t, far)
+			c, err := NewClient(testContext(t), near, o(&Options{Handlers: map[string]HandlerFunc{
+				"custom.panic": func(context.Context, string, json.RawMessage) (any, error) { panic("handler") },
+			}}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := createSession(t, c, nil)
+			p.send(notification("session.event", 5), notification("session.lifecycle", []int{}), map[string]any{"id": 77, "result": 1}, map[string]any{}, notification("future", nil))
+			p.request("custom.panic", nil)
+			p.request("future.method", nil)
+			p.handle("session.getMessages", func(*peer, peerMessage) any { return map[string]any{"events": []any{5, "x", map[string]any{}}} })
+			if events, err := s.History(testContext(t)); err != nil || len(events) != 1 {
+				t.Errorf("history: %d events, %v", len(events), err)
+			}
+			spineScripted(p, nil, []spineEvent{spineUser("m1"), spineFails("m1")})
+			s.SendAndWait(testContext(t), Message{Prompt: "hi"})
+			p.raw([]byte("garbage\n"))
+			await(t, "client's end", c.Done())
+			c.Stop(testContext(t))
+
+			child := o(spineOptions(t, spineScript{Stderr: "words on stderr\n", Flood: 1000, On: map[string]string{"die": "exit 1"}}))
+			d := spineStart(t, child)
+			d.Call(testContext(t), "die", nil, nil)
+			await(t, "client's end", d.Done())
+			if _, err := Start(testContext(t), o(spineOptions(t, spineScript{On: map[string]string{"connect": "raw garbage\n"}}))); err == nil {
+				t.Error("started")
+			}
+			if logged && records.Load() == 0 {
+				t.Error("nothing was logged")
+			}
+		})
+	}
+}
+
+// TestBadInput is about starts that cannot succeed: each has its own error, in time, and leaves nothing.
+func TestBadInput(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	is := func(target error, words ...string) func(error) bool {
+		return func(err error) bool {
+			return errors.Is(err, target) && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) })
+		}
+	}
+	frame := func(err error) bool { var e *FrameError; return errors.As(err, &e) && len(e.Quote) <= 256 }
+	for _, tt := range []struct {
+		name   string
+		script spineScript
+		change func(*Options)
+		is     func(error) bool
+	}{
+		{"no CLI", spineScript{}, func(o *Options) { o.CLI = missing }, is(ErrCLINotFound, "missing")},
+		{"no CLI on PATH", spineScript{}, func(o *Options) { o.CLI = ""; o.Env = []string{"PATH=" + filepath.Dir(missing)} }, is(ErrCLINotFound, filepath.Dir(missing))},
+		{"no directory", spineScript{}, func(o *Options) { o.Dir = missing }, is(ErrInvalidConfig, "missing")},
+		{"a file as directory", spineScript{}, func(o *Options) { o.Dir = file }, is(ErrInvalidConfig, "file")},
+		{"both", spineScript{}, func(o *Options) { o.CLI, o.Dir = missing+"CLI", missing }, is(ErrInvalidConfig, "missing")},
+		{"ModeEmpty", spineScript{}, func(o *Options) { o.Mode = ModeEmpty }, is(ErrInvalidConfig)},
+		{"token over stdio", spineScript{}, func(o *Options) { o.ConnectionToken = "x" }, is(ErrInvalidConfig)},
+		{"negative", spineScript{}, func(o *Options) { o.MaxFrameBytes = -1 }, is(ErrInvalidConfig, "MaxFrameBytes")},
+		{"garbage", spineScript{Print: strings.Repeat("\x1b", 300) + "\n"}, nil, frame},
+		{"a length that lies", spineScript{On: map[string]string{"connect": "raw Content-Length: 3\r\n\r\n{}garbage"}}, nil, frame},
+		{"not JSON", spineScript{On: map[string]string{"connect": "raw " + spineFrame("{'a':1}")}}, nil, frame},
+		{"a result of another type", spineScript{On: map[string]string{"connect": "result 5"}}, nil, func(err error) bool { var e *ProtocolError; return errors.As(err, &e) }},
+		{"an error of another type", spineScript{On: map[string]string{"connect": "error 5"}}, nil, func(err error) bool { var e *RPCError; return errors.As(err, &e) }},
+		{"a refused token", spineScript{TCP: true, On: map[string]string{"connect": `error {"code":-32002,"message":"AUTHENTICATION_FAILED"}`}}, nil, is(ErrAuthentication)},
+		{"exit", spineScript{On: map[string]string{"connect": "exit 9"}}, nil, func(err error) bool {
+			var e *ExitError
+			return errors.As(err, &e) && e.State.ExitCode() == 9
+		}},
+		{"exit in a frame", spineScript{Print: "Content-Length: 100\r\n\r\n{", On: map[string]string{"connect": "exit 9"}}, nil, func(err error) bool {
+			var e *ExitError
+			return errors.As(err, &e) && e.State.ExitCode() == 9
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			spineFlat(t)
+			o := spineOptions(t, tt.script)
+			if tt.change != nil {
+				tt.change(o)
+			}
+			c, err := Start(testContext(t), o)
+			if c != nil || err == nil || !tt.is(err) {
+				t.Errorf("got %v", err)
+			}
+			if err != nil && strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' && r != '\n' }) {
+				t.Errorf("control characters in %q", err)
+			}
+		})
+	}
+	t.Run("nobody listens", func(t *testing.T) {
+		leakCheck(t)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := l.Addr().String()
+		l.Close()
+		if _, err := Dial(testContext(t), addr, nil); !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), addr) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("no stream", func(t *testing.T) {
+		if _, err := NewClient(testContext(t), nil, nil); !errors.Is(err, ErrInvalidConfig) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("of another kind", func(t *testing.T) {
+		leakCheck(t)
+		near, far := net.Pipe()
+		startPeer(t, far)
+		if _, err := NewClient(testContext(t), near, &Options{GitHubToken: "t"}); !errors.Is(err, ErrInvalidConfig) {
+			t.Errorf("got %v", err)
+		}
+	})
 }
