@@ -417,7 +417,7 @@ func Start(ctx context.Context, opts *Options) (*Client, error) {
 	var rwc io.ReadWriteCloser = &stdioPipes{proc.stdout, proc.stdin}
 	if o.Transport == TCP {
 		if rwc, err = dialProcess(ctx, proc, &timings); err != nil {
-			return nil, abandon(proc, fmt.Errorf("copilot: start %s: %w", cmd, err))
+			return nil, abandon(proc, &nestedError{fmt.Errorf("copilot: start %s", cmd), err})
 		}
 	}
 	c := newClient(o, rwc, proc, cmd.String())
@@ -558,7 +558,7 @@ func (c *Client) handshake(ctx context.Context) error {
 		raw, err = c.call(ctx, "ping", nil, nil)
 	}
 	if err != nil {
-		return fmt.Errorf("copilot: handshake with %s: %w", c.peer, err)
+		return &nestedError{fmt.Errorf("copilot: handshake with %s", c.peer), err}
 	}
 	c.server.Version = unquote(member(raw, "version"))
 	version, err := strconv.Atoi(string(member(raw, "protocolVersion")))
@@ -571,7 +571,7 @@ func (c *Client) handshake(ctx context.Context) error {
 	}
 	c.server.ProtocolVersion = version
 	if err := c.setUp(ctx); err != nil {
-		return fmt.Errorf("copilot: handshake with %s: %w", c.peer, err)
+		return &nestedError{fmt.Errorf("copilot: handshake with %s", c.peer), err}
 	}
 	return nil
 }
@@ -875,7 +875,7 @@ func (c *Client) releaseAll(ctx context.Context) (errs []error) {
 	c.mu.Unlock()
 	for _, rel := range releases {
 		if err := rel.wait(ctx); err != nil {
-			errs = append(errs, &SessionError{SessionID: rel.id, Err: fmt.Errorf("%w: session: %w", ErrNotConfirmed, err)})
+			errs = append(errs, &SessionError{SessionID: rel.id, Err: &nestedError{fmt.Errorf("%w: session", ErrNotConfirmed), err}})
 		}
 	}
 	for _, r := range routes {

@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"math/bits"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -1043,10 +1044,14 @@ func contextError(ctx context.Context) error {
 	if cause == nil || cause == err {
 		return err
 	}
-	return &causeError{err, cause}
+	return &nestedError{err, cause}
 }
 
-type causeError struct{ err, cause error }
+// nestedError is two errors, both to be found, in a text that names the package once.
+type nestedError struct{ outer, inner error }
 
-func (e *causeError) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
-func (e *causeError) Unwrap() []error { return []error{e.err, e.cause} }
+func (e *nestedError) Error() string {
+	return e.outer.Error() + ": " + strings.TrimPrefix(e.inner.Error(), "copilot: ")
+}
+
+func (e *nestedError) Unwrap() []error { return []error{e.outer, e.inner} }

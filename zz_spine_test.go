@@ -525,7 +525,7 @@ func TestCase019StopReleasesAtOnce(t *testing.T) {
 	}
 	for _, err := range joined.Unwrap() {
 		var s *SessionError
-		if !errors.As(err, &s) || !ids[s.SessionID] || strings.Contains(err.Error(), s.SessionID) {
+		if !errors.As(err, &s) || !ids[s.SessionID] || strings.Contains(err.Error(), s.SessionID) || strings.Count(err.Error(), "copilot: ") != 1 {
 			t.Errorf("got %v", err)
 			continue
 		}
@@ -3102,6 +3102,9 @@ func TestBadInput(t *testing.T) {
 			c, err := Start(testContext(t), o)
 			if c != nil || err == nil || !tt.is(err) {
 				t.Errorf("got %v", err)
+			}
+			if err != nil && (!strings.HasPrefix(err.Error(), "copilot: ") || strings.Count(err.Error(), "copilot: ") > 1) {
+				t.Errorf("the package is not named once in %q", err)
 			}
 			if err != nil && strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' && r != '\n' }) {
 				t.Errorf("control characters in %q", err)
