@@ -3137,3 +3137,207 @@ func TestBadInput(t *testing.T) {
 		}
 	})
 }
+
+// ---- fuzzing ----
+
+// readFrames reads r to its end and returns the bodies and the error.
+func readFrames(r io.Reader, max int) (bodies [][]byte, err error) {
+	fr := newFrameReader(r, max)
+	for {
+		body, err := fr.next()
+		if err != nil {
+			return bodies, err
+		}
+		bodies = append(bodies, body)
+	}
+}
+
+func FuzzFrames(f *testing.F) {
+	for _, s := range []string{
+		"", "{}", "Content-Length: 2\r\n\r\n{}", "Content-Length: 2\n\n{}content-length:0\r\n\r\n",
+		"Content-Length: 9223372036854775807\r\n\r\n", "Content-Length: 99999999\r\n\r\nx", "Content-Length: -1\r\n\r\n", "Content-Length: 1\r\nContent-Length: 1\r\n\r\n1",
+		"\r\n\r\n", "\n", ":\r\n\r\n", "X\r\n", "X: \x00", spineFrame("😀") + "C",
+	} {
+		f.Add([]byte(s), int64(1))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, seed int64) {
+		const limit = 1 << 28
+		var bodies [][]byte
+		var err error
+		allocated := spineAllocated(func() { bodies, err = readFrames(bytes.NewReader(data), limit) })
+		if most := uint64(len(data)) + 1280<<10; len(data) < eagerBody && allocated > most {
+			t.Errorf("%d bytes allocated for %d", allocated, len(data))
+		}
+		var broken *FrameError
+		if errors.As(err, &broken) {
+			if len(broken.Quote) > 256 {
+				t.Errorf("%d bytes quoted", len(broken.Quote))
+			}
+		} else if err != io.EOF && err != io.ErrUnexpectedEOF {
+			t.Errorf("got %v", err)
+		}
+		// However it arrives, it is the same stream.
+		again, err2 := readFrames(&spineChunks{data, 1 + int(uint64(seed)%50), rand.New(rand.NewSource(seed))}, limit)
+		if !slices.EqualFunc(bodies, again, bytes.Equal) || errors.As(err, &broken) != errors.As(err2, &broken) || !errors.As(err, &broken) && err != err2 {
+			t.Errorf("%d bodies and %v at once, %d and %v in pieces", len(bodies), err, len(again), err2)
+		}
+		// What is framed comes back.
+		framed := spineFrame(string(data)) + spineFrame("")
+		if back, err := readFrames(&spineChunks{[]byte(framed), 100, rand.New(rand.NewSource(seed))}, limit); err != io.EOF || len(back) != 2 || !bytes.Equal(back[0], data) || len(back[1]) != 0 {
+			t.Errorf("round trip: %d bodies, %v", len(back), err)
+		}
+	})
+}
+
+var spineMessages = []string{
+	`{"jsonrpc":"2.0","id":1,"result":{"a":[1,2,{"b":null}]}}`, `{"id":"x","error":{"code":-1,"message":"no","data":"d"}}`,
+	`{"method":"session.event","params":{"sessionId":"s","event":{"id":"e","type":"x","timestamp":"2026-01-02T03:04:05Z","parentId":null,"agentId":"a","ephemeral":true,"data":{"a":1}}}}`,
+	`{"method":"session.event","params":{"event":5,"event":{"type":"session.idle"},"sessionId":"s"}}`,
+	`{"method":"session.event","params":{"sessionId":"s","event":{"type":"assistant.message","data":{"content":"\ud83d\ude00"}}}}`,
+	`{"method":"session.event","params":{"sessionId":"s","event":{"type":"session.error","data":{"errorType":"query"}}}}`,
+	`{"method":"session.lifecycle","params":{"type":"session.deleted","sessionId":"s","metadata":{"startTime":"x"}}}`,
+	`{"id":7,"method":"custom","params":[1]}`, `{"id":{"a":1},"method":"userInput.request","params":{"sessionId":"s","question":"?"}}`,
+	`{"id":1,"method":"hooks.invoke","params":{"sessionId":"s","hookType":"preToolUse","input":{}}}`, `{"method":"$/cancelRequest","params":{"id":7}}`,
+	`{"method":"custom","params":null}`, `{"id":null,"method":""}`, `{"id":3,"result":null}`, `{"\u0069d":4,"result":1}`, `[]`, `null`, `"x"`, ` 5 `, `{}`, ``, `{`, `{"a":1}x`, `{"a":01}`, `{"a":"` + "\x01" + `"}`,
+	`{"a":"\ud800"}`, "{\"a\":\"\xff\"}", `{"a":1e999}`, `{"a":-}`, `{"a":tru}`, `{"a":1,}`, `{"a" 1}`, strings.Repeat("[", maxNesting) + strings.Repeat("]", maxNesting), strings.Repeat("[", maxNesting+1) + strings.Repeat("]", maxNesting+1),
+	`{"params":` + strings.Repeat("[", maxNesting-1) + strings.Repeat("]", maxNesting-1) + `}`, `{"params":` + strings.Repeat("[", maxNesting) + strings.Repeat("]", maxNesting) + `}`,
+	`{"params":{"event":{"data":` + strings.Repeat("[", maxNesting-3) + strings.Repeat("]", maxNesting-3) + `}}}`, `{"params":{"event":{"data":` + strings.Repeat("[", maxNesting-2) + strings.Repeat("]", maxNesting-2) + `}}}`,
+}
+
+func FuzzMessage(f *testing.F) {
+	for _, s := range spineMessages {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		before := bytes.Clone(body)
+		var m message
+		if got, want := m.parse(body), json.Valid(body); got != want {
+			t.Fatalf("valid: %v, encoding/json says %v", got, want)
+		} else if !got {
+			return
+		}
+		if !bytes.Equal(body, before) {
+			t.Fatal("the body was changed")
+		}
+		members := func(raw []byte) (of map[string]json.RawMessage) {
+			_ = json.Unmarshal(raw, &of) // nil for what is no object
+			return of
+		}
+		check := func(what string, of map[string]json.RawMessage, got map[string][]byte) {
+			for name, raw := range got {
+				if string(of[name]) != string(raw) || (of[name] == nil) != (raw == nil) {
+					t.Errorf("%s.%s: %q, encoding/json says %q", what, name, raw, of[name])
+				}
+			}
+		}
+		top := members(body)
+		check("message", top, map[string][]byte{"id": m.id, "method": m.method, "params": m.params, "result": m.result, "error": m.err})
+		params := members(m.params)
+		check("params", params, map[string][]byte{"sessionId": m.sessionID, "event": m.event})
+		e := &m.fields
+		check("event", members(m.event), map[string][]byte{"id": e.id, "type": e.typ, "timestamp": e.timestamp, "parentId": e.parentID,
+			"agentId": e.agentID, "ephemeral": e.ephemeral, "data": e.data})
+		for name, want := range top {
+			if got := member(body, name); string(got) != string(want) && !strings.ContainsRune(name, '\uFFFD') {
+				t.Errorf("member %q: %q, encoding/json says %q", name, got, want)
+			}
+		}
+		var text string
+		if m.id != nil && m.id[0] == '"' && json.Unmarshal(m.id, &text) == nil && unquote(m.id) != text {
+			t.Errorf("unquoted to %q, encoding/json says %q", unquote(m.id), text)
+		}
+		// What has been taken apart goes out as it came.
+		if raw, err := marshal(json.RawMessage(m.params)); m.params != nil && (err != nil || !bytes.Equal(raw, m.params)) {
+			t.Errorf("params %q went out as %q, %v", m.params, raw, err)
+		}
+		event := newEvent(e, make(eventTypes))
+		event.Payload()
+		if raw, err := json.Marshal(event); err != nil {
+			t.Errorf("event does not marshal: %v", err)
+		} else if err := event.UnmarshalJSON(raw); err != nil {
+			t.Errorf("event does not come back from %s: %v", raw, err)
+		}
+	})
+}
+
+// spinePeer answers the first two requests, then sends what is given, then ends.
+type spinePeer struct {
+	answers chan []byte // one for each request that was written; closed with the last
+	left    int
+	rest    []byte // of what is being read
+	stuff   []byte
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func (p *spinePeer) Read(b []byte) (int, error) {
+	for len(p.rest) == 0 {
+		select {
+		case rest, ok := <-p.answers:
+			if !ok {
+				return 0, io.EOF
+			}
+			p.rest = rest
+		case <-p.closed:
+			return 0, io.ErrClosedPipe
+		}
+	}
+	n := copy(b, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
+}
+
+func (p *spinePeer) Write(b []byte) (int, error) {
+	switch p.left--; p.left {
+	case 1:
+		p.answers <- []byte(spineFrame(`{"id":1,"result":{"protocolVersion":3}}`))
+	case 0:
+		p.answers <- append([]byte(spineFrame(`{"id":2,"result":{"sessionId":"s"}}`)), p.stuff...)
+		close(p.answers)
+	}
+	return len(b), nil
+}
+
+func (p *spinePeer) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func FuzzDispatch(f *testing.F) {
+	for i, s := range spineMessages {
+		f.Add([]byte(s), []byte(spineMessages[(i+7)%len(spineMessages)]), []byte("Content-Length: 5\r\n\r\n{"))
+	}
+	f.Fuzz(func(t *testing.T, one, two, raw []byte) {
+		before := runtime.NumGoroutine()
+		custom := func(ctx context.Context, method string, params json.RawMessage) (any, error) { return params, nil }
+		p := &spinePeer{answers: make(chan []byte, 2), left: 2, closed: make(chan struct{}),
+			stuff: slices.Concat([]byte(spineFrame(string(one))), []byte(spineFrame(string(two))), raw)}
+		c, err := NewClient(testContext(t), p, &Options{Handlers: map[string]HandlerFunc{"custom": custom}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		prepared, err := c.PrepareSession(&SessionConfig{SessionID: "s", EventBuffer: 2, Hooks: &Hooks{}, OnPermission: ApproveAll})
+		if err != nil {
+			t.Fatal(err)
+		}
+		events, notices := prepared.Events(context.Background()), c.Lifecycle(context.Background())
+		_, _ = prepared.Start(testContext(t)) // the end may overtake it
+		await(t, "client's end", c.Done())
+		if c.Err() == nil {
+			t.Error("ended without a reason")
+		}
+		for e, err := range events {
+			if err == nil {
+				e.Payload()
+			}
+		}
+		for range notices {
+		}
+		for deadline := time.Now().Add(patience); runtime.NumGoroutine() > before; runtime.Gosched() {
+			if time.Now().After(deadline) {
+				buf := make([]byte, 1<<16)
+				t.Fatalf("goroutines left:\n%s", buf[:runtime.Stack(buf, true)])
+			}
+		}
+	})
+}
