@@ -7,6 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"io/fs"
 	"iter"
@@ -3340,4 +3343,69 @@ func FuzzDispatch(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestCase064NoHiddenLimits lists every place that has a clock. None of them bounds what a caller waits for: a turn, a call, a handler.
+func TestCase064NoHiddenLimits(t *testing.T) {
+	known := map[string]string{
+		"abandon":             "the kill of a start that failed",
+		"Client.explain":      "the exit status behind the end of a stream",
+		"Client.runStop":      "StopGrace, and what the stream leaves behind",
+		"conn.writeLoop":      "the reader's better reason, once a write has failed",
+		"turn.arm":            "doubt whether a message is still in the queue, see check",
+		"turn.check":          "the question whether the server works, which is asked again",
+		"exchange.finish":     "a notice to the server that nobody waits for",
+		"process.own":         "descendants of a killed child",
+		"process.awaitFamily": "the same",
+		"process.awaitStderr": "the tail of a dead child's stderr",
+		"process.end":         "StopGrace",
+		"process.listenPort":  "the exit status of a child whose stdout has ended",
+	}
+	clocks := map[string]bool{"time.After": true, "time.AfterFunc": true, "time.NewTimer": true, "time.NewTicker": true, "time.Tick": true, "time.Sleep": true,
+		"context.WithTimeout": true, "context.WithTimeoutCause": true, "context.WithDeadline": true, "context.WithDeadlineCause": true}
+	files, err := filepath.Glob("*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	found := 0
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			where := f.Name.Name
+			if f.Recv != nil {
+				of := f.Recv.List[0].Type
+				if star, ok := of.(*ast.StarExpr); ok {
+					of = star.X
+				}
+				if id, ok := of.(*ast.Ident); ok {
+					where = id.Name + "." + where
+				}
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				sel, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				if pkg, ok := sel.X.(*ast.Ident); ok && clocks[pkg.Name+"."+sel.Sel.Name] {
+					if found++; known[where] == "" {
+						t.Errorf("%s: %s has a clock that no contract names", name, where)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if found == 0 {
+		t.Error("found none at all")
+	}
 }
