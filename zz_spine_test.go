@@ -1695,8 +1695,7 @@ func TestCase046WhoEndedIt(t *testing.T) {
 			read, asked := async(last(seq)), async(last(ask.Ask(ctx, Message{Prompt: "hi"})))
 			if p != nil {
 				p.wait("work", 2)
-				p.wait("session.send", 2)
-				p.sync()
+				spineHandled(p, "session.send", 2)
 			}
 			end(cancel, c, p, conn)
 			for what, result := range map[string]<-chan error{"call": call, "session call": own, "wait": wait, "Ask": asked} {
@@ -2290,6 +2289,14 @@ func spineScripted(p *peer, early, late []spineEvent) {
 	})
 }
 
+// spineHandled waits until the n-th request of a method was handled at the peer, and what was sent for it at the client.
+func spineHandled(p *peer, method string, n int) {
+	p.t.Helper()
+	p.wait(method, n)
+	p.sync() // its answer is read when the handler has returned
+	p.sync()
+}
+
 func TestTurnRules(t *testing.T) {
 	idle, aborted := spineEv("session.idle", nil), spineEv("session.idle", map[string]any{"aborted": true})
 	abort, shutdown := spineEv("abort", map[string]any{"reason": "user_initiated"}), spineEv("session.shutdown", nil)
@@ -2493,8 +2500,7 @@ func TestOneTurnAtATime(t *testing.T) {
 	s, free := createSession(t, c, nil), createSession(t, c, nil)
 	spineScripted(p, nil, []spineEvent{spineUser("m1")})
 	first := async(func() error { _, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"}); return err })
-	p.wait("session.send", 1)
-	p.sync()
+	spineHandled(p, "session.send", 1)
 	if _, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"}); !errors.Is(err, ErrTurnActive) {
 		t.Errorf("SendAndWait: %v", err)
 	}
@@ -2511,8 +2517,7 @@ func TestOneTurnAtATime(t *testing.T) {
 		t.Error(err)
 	}
 	other := async(func() error { _, err := free.SendAndWait(testContext(t), Message{Prompt: "hi"}); return err })
-	p.wait("session.send", 3)
-	p.sync()
+	spineHandled(p, "session.send", 3)
 	for _, id := range []string{s.ID(), free.ID()} {
 		p.emit(id, "session.idle", nil)
 	}
@@ -2718,8 +2723,7 @@ func TestCase066OneTerminalPair(t *testing.T) {
 					}
 					return nil
 				})
-				p.wait("session.send", 1)
-				p.sync()
+				spineHandled(p, "session.send", 1)
 				tt.end(c, s, p)
 				if err := await(t, "Ask", result); err != nil {
 					t.Error(err)
@@ -2744,8 +2748,7 @@ func TestCase067NoTimerIsLeft(t *testing.T) {
 	spineScripted(p, nil, []spineEvent{spineEv("session.idle", nil)})
 	left, leave := context.WithCancel(ctx)
 	waited := async(func() error { _, err := s.SendAndWait(left, Message{Prompt: "hi"}); return err })
-	p.wait("session.send", 2)
-	p.sync()
+	spineHandled(p, "session.send", 2)
 	s.mu.Lock()
 	turn := s.turns.active
 	wound := turn != nil && turn.backstop != nil
@@ -2801,8 +2804,7 @@ func TestCase068CancelledWait(t *testing.T) {
 				}
 				return err
 			})
-			p.wait("session.send", sent+1)
-			p.sync()
+			spineHandled(p, "session.send", sent+1)
 			cancel(why)
 			err := await(t, "turn", waited)
 			if !errors.As(err, &e) || !errors.Is(err, why) || !errors.Is(err, context.Canceled) {
