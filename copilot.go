@@ -417,7 +417,7 @@ func Start(ctx context.Context, opts *Options) (*Client, error) {
 	var rwc io.ReadWriteCloser = &stdioPipes{proc.stdout, proc.stdin}
 	if o.Transport == TCP {
 		if rwc, err = dialProcess(ctx, proc, &timings); err != nil {
-			return nil, abandon(proc, fmt.Errorf("copilot: start %s: %w", cmd, err))
+			return nil, abandon(proc, &nestedError{fmt.Errorf("copilot: start %s", cmd), err})
 		}
 	}
 	c := newClient(o, rwc, proc, cmd.String())
@@ -496,6 +496,9 @@ func Dial(ctx context.Context, addr string, opts *Options) (*Client, error) {
 // NewClient connects over a byte stream: a tunnel, a pipe, a test. The client owns conn from here on and closes it, also when NewClient
 // fails. Reads and writes must return once it is closed. ctx bounds the handshake only.
 func NewClient(ctx context.Context, conn io.ReadWriteCloser, opts *Options) (*Client, error) {
+	if conn == nil {
+		return nil, fmt.Errorf("%w: conn is nil", ErrInvalidConfig)
+	}
 	o, err := opts.checkedExternal()
 	if err != nil {
 		conn.Close()
@@ -555,7 +558,7 @@ func (c *Client) handshake(ctx context.Context) error {
 		raw, err = c.call(ctx, "ping", nil, nil)
 	}
 	if err != nil {
-		return fmt.Errorf("copilot: handshake with %s: %w", c.peer, err)
+		return &nestedError{fmt.Errorf("copilot: handshake with %s", c.peer), err}
 	}
 	c.server.Version = unquote(member(raw, "version"))
 	version, err := strconv.Atoi(string(member(raw, "protocolVersion")))
@@ -568,7 +571,7 @@ func (c *Client) handshake(ctx context.Context) error {
 	}
 	c.server.ProtocolVersion = version
 	if err := c.setUp(ctx); err != nil {
-		return fmt.Errorf("copilot: handshake with %s: %w", c.peer, err)
+		return &nestedError{fmt.Errorf("copilot: handshake with %s", c.peer), err}
 	}
 	return nil
 }
@@ -875,7 +878,7 @@ func (c *Client) releaseAll(ctx context.Context) (errs []error) {
 	c.mu.Unlock()
 	for _, rel := range releases {
 		if err := rel.wait(ctx); err != nil {
-			errs = append(errs, &SessionError{SessionID: rel.id, Err: fmt.Errorf("%w: session: %w", ErrNotConfirmed, err)})
+			errs = append(errs, &SessionError{SessionID: rel.id, Err: &nestedError{fmt.Errorf("%w: session", ErrNotConfirmed), err}})
 		}
 	}
 	for _, r := range routes {

@@ -261,7 +261,7 @@ func (s *Session) answered(raw json.RawMessage, err error) {
 		c.routes[id] = route{session: s}
 	case owner == (route{}), owner.session != nil && owner.session.phase == leaving: // nobody is left who wants it
 		c.releaseLocked(id, "session.destroy")
-		c.log.Debug("copilot: releasing what a start left on the server")
+		c.conn.log.Debug("copilot: releasing what a start left on the server")
 	case owner.session != nil && owner.session.phase == starting:
 		owner.session.start.accepted = true // ours, or started again meanwhile: that start's to use or to release
 	}

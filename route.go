@@ -73,7 +73,7 @@ func (c *Client) dispatch(m *message) {
 // event publishes a session event. Events of sessions that are not open here are dropped.
 func (c *Client) event(m *message) {
 	if m.event == nil || m.event[0] != '{' {
-		c.log.Debug("copilot: dropped a session event without an event")
+		c.conn.log.Debug("copilot: dropped a session event without an event")
 		return
 	}
 	switch r := c.lookup(m.sessionID); {

@@ -1490,7 +1490,7 @@ func (s *Session) hookJob(params json.RawMessage) job {
 		}
 	}
 	if f == nil {
-		s.client.log.Debug("copilot: a hook without a handler", "type", clip(hookType))
+		s.client.conn.log.Debug("copilot: a hook without a handler", "type", clip(hookType))
 		return job{reply: func(any, error) (any, error) { return hookAnswer(nil), nil }}
 	}
 	scope := turnScope

@@ -1044,7 +1044,7 @@ func (c *Client) modelChunk(params json.RawMessage) error {
 	}
 	switch x := c.host.exchanges.find(id); {
 	case x == nil:
-		c.log.Debug("copilot: ignored a piece of a model request that is over")
+		c.conn.log.Debug("copilot: ignored a piece of a model request that is over")
 	case is("cancel"):
 		x.task.cancel(errModelCancelled)
 	case len(data) > 0 && data[0] != '"':

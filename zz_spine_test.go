@@ -7,9 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"io/fs"
 	"iter"
+	"log/slog"
 	"math/rand"
 	"net"
 	"os"
@@ -524,7 +528,7 @@ func TestCase019StopReleasesAtOnce(t *testing.T) {
 	}
 	for _, err := range joined.Unwrap() {
 		var s *SessionError
-		if !errors.As(err, &s) || !ids[s.SessionID] || strings.Contains(err.Error(), s.SessionID) {
+		if !errors.As(err, &s) || !ids[s.SessionID] || strings.Contains(err.Error(), s.SessionID) || strings.Count(err.Error(), "copilot: ") != 1 {
 			t.Errorf("got %v", err)
 			continue
 		}
@@ -1691,8 +1695,7 @@ func TestCase046WhoEndedIt(t *testing.T) {
 			read, asked := async(last(seq)), async(last(ask.Ask(ctx, Message{Prompt: "hi"})))
 			if p != nil {
 				p.wait("work", 2)
-				p.wait("session.send", 2)
-				p.sync()
+				spineHandled(p, "session.send", 2)
 			}
 			end(cancel, c, p, conn)
 			for what, result := range map[string]<-chan error{"call": call, "session call": own, "wait": wait, "Ask": asked} {
@@ -2286,6 +2289,14 @@ func spineScripted(p *peer, early, late []spineEvent) {
 	})
 }
 
+// spineHandled waits until the n-th request of a method was handled at the peer, and what was sent for it at the client.
+func spineHandled(p *peer, method string, n int) {
+	p.t.Helper()
+	p.wait(method, n)
+	p.sync() // its answer is read when the handler has returned
+	p.sync()
+}
+
 func TestTurnRules(t *testing.T) {
 	idle, aborted := spineEv("session.idle", nil), spineEv("session.idle", map[string]any{"aborted": true})
 	abort, shutdown := spineEv("abort", map[string]any{"reason": "user_initiated"}), spineEv("session.shutdown", nil)
@@ -2489,8 +2500,7 @@ func TestOneTurnAtATime(t *testing.T) {
 	s, free := createSession(t, c, nil), createSession(t, c, nil)
 	spineScripted(p, nil, []spineEvent{spineUser("m1")})
 	first := async(func() error { _, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"}); return err })
-	p.wait("session.send", 1)
-	p.sync()
+	spineHandled(p, "session.send", 1)
 	if _, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"}); !errors.Is(err, ErrTurnActive) {
 		t.Errorf("SendAndWait: %v", err)
 	}
@@ -2507,8 +2517,7 @@ func TestOneTurnAtATime(t *testing.T) {
 		t.Error(err)
 	}
 	other := async(func() error { _, err := free.SendAndWait(testContext(t), Message{Prompt: "hi"}); return err })
-	p.wait("session.send", 3)
-	p.sync()
+	spineHandled(p, "session.send", 3)
 	for _, id := range []string{s.ID(), free.ID()} {
 		p.emit(id, "session.idle", nil)
 	}
@@ -2714,8 +2723,7 @@ func TestCase066OneTerminalPair(t *testing.T) {
 					}
 					return nil
 				})
-				p.wait("session.send", 1)
-				p.sync()
+				spineHandled(p, "session.send", 1)
 				tt.end(c, s, p)
 				if err := await(t, "Ask", result); err != nil {
 					t.Error(err)
@@ -2740,8 +2748,7 @@ func TestCase067NoTimerIsLeft(t *testing.T) {
 	spineScripted(p, nil, []spineEvent{spineEv("session.idle", nil)})
 	left, leave := context.WithCancel(ctx)
 	waited := async(func() error { _, err := s.SendAndWait(left, Message{Prompt: "hi"}); return err })
-	p.wait("session.send", 2)
-	p.sync()
+	spineHandled(p, "session.send", 2)
 	s.mu.Lock()
 	turn := s.turns.active
 	wound := turn != nil && turn.backstop != nil
@@ -2797,8 +2804,7 @@ func TestCase068CancelledWait(t *testing.T) {
 				}
 				return err
 			})
-			p.wait("session.send", sent+1)
-			p.sync()
+			spineHandled(p, "session.send", sent+1)
 			cancel(why)
 			err := await(t, "turn", waited)
 			if !errors.As(err, &e) || !errors.Is(err, why) || !errors.Is(err, context.Canceled) {
@@ -2815,5 +2821,593 @@ func TestCase068CancelledWait(t *testing.T) {
 	}
 	if n := len(p.calls("session.send")); n != 4 {
 		t.Errorf("%d messages sent", n)
+	}
+}
+
+// ---- nobody waits for the host's slowness ----
+
+// spineLogger is a slog.Handler made of a function.
+type spineLogger func(slog.Record)
+
+func (l spineLogger) Enabled(context.Context, slog.Level) bool      { return true }
+func (l spineLogger) Handle(_ context.Context, r slog.Record) error { l(r); return nil }
+func (l spineLogger) WithAttrs([]slog.Attr) slog.Handler            { return l }
+func (l spineLogger) WithGroup(string) slog.Handler                 { return l }
+
+func TestReaderDoesNotWaitForTheLogger(t *testing.T) {
+	leakCheck(t)
+	var c *Client
+	var messages []string
+	lost := 0
+	release, connected, logged := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	logger := slog.New(spineLogger(func(r slog.Record) {
+		<-connected
+		if err := c.Call(testContext(t), "from.the.log", nil, nil); err != nil {
+			t.Errorf("a call from the logger: %v", err)
+		}
+		<-release
+		messages = append(messages, r.Message)
+		r.Attrs(func(a slog.Attr) bool {
+			if a.Key == "lost" {
+				lost += int(a.Value.Int64())
+				close(logged)
+			}
+			return true
+		})
+	}))
+	c, p := newPeer(t, &Options{Logger: logger})
+	close(connected)
+	const each = 2 * maxAside
+	for i := range each {
+		p.send(map[string]any{"id": 1000 + i, "result": 1}, map[string]any{"x": i}, notification("session.event", nil))
+	}
+	if err := c.Call(testContext(t), "ping", nil, nil); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	await(t, "record of the losses", logged)
+	if n := len(messages) - 1 + lost; n != 3*each {
+		t.Errorf("%d records and %d lost, want %d", len(messages)-1, lost, 3*each)
+	}
+	p.wait("from.the.log", len(messages))
+}
+
+func TestCase083VersionMismatch(t *testing.T) {
+	for _, tt := range []struct {
+		connect, ping string // results
+		server        int
+	}{
+		{`{"ok":true,"version":"9.8.7"}`, ``, 0},
+		{`{"protocolVersion":null,"version":"9.8.7"}`, ``, 0},
+		{`{"protocolVersion":1,"version":"9.8.7"}`, ``, 1},
+		{`{"protocolVersion":2,"version":"9.8.7"}`, ``, 2},
+		{`{"protocolVersion":3,"version":"9.8.7"}`, ``, 3},
+		{`{"protocolVersion":4,"version":"9.8.7"}`, ``, 4},
+		{`{"protocolVersion":"3","version":"9.8.7"}`, ``, 0},
+		{`{"protocolVersion":-3,"version":"9.8.7"}`, ``, -3},
+		{`{"PROTOCOLVERSION":3,"version":"9.8.7"}`, ``, 0},
+		{`["9.8.7"]`, ``, 0},
+		{``, `{"protocolVersion":3}`, 3},
+		{``, `{"message":"pong"}`, 0},
+	} {
+		leakCheck(t)
+		near, far := net.Pipe()
+		p := startPeer(t, far)
+		p.handle("connect", func(*peer, peerMessage) any {
+			if tt.connect == "" {
+				return &peerError{Code: codeMethodNotFound, Message: "Unhandled method connect"}
+			}
+			return json.RawMessage(tt.connect)
+		})
+		p.handle("ping", func(*peer, peerMessage) any { return json.RawMessage(tt.ping) })
+		c, err := NewClient(testContext(t), near, nil)
+		if tt.server == 3 {
+			if err != nil || c.Server().ProtocolVersion != 3 || tt.connect != "" && c.Server().Version != "9.8.7" {
+				t.Errorf("%s%s: %v", tt.connect, tt.ping, err)
+				continue
+			}
+			c.ForceStop()
+			continue
+		}
+		var e *ProtocolError
+		if c != nil || !errors.As(err, &e) || e.Server != tt.server || e.Min != 3 || e.Max != 3 || strings.HasPrefix(tt.connect, "{") && !strings.Contains(err.Error(), "9.8.7") {
+			t.Errorf("%s%s: %v", tt.connect, tt.ping, err)
+		}
+	}
+	t.Run("names the program", func(t *testing.T) {
+		spineFlat(t)
+		o := spineOptions(t, spineScript{On: map[string]string{"connect": `result {"protocolVersion":2}`}})
+		if _, err := Start(testContext(t), o); err == nil || !strings.Contains(err.Error(), filepath.Base(o.CLI)) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("unknown option", func(t *testing.T) {
+		spineFlat(t)
+		o := spineOptions(t, spineScript{Stderr: "error: unexpected argument '--headless' found\n", On: map[string]string{"connect": "exit 1"}})
+		o.Args, o.GitHubToken = []string{"--theirs", "token-in-argv"}, "token-in-argv"
+		_, err := Start(testContext(t), o)
+		var e *ExitError
+		if !errors.As(err, &e) || e.State.ExitCode() != 1 {
+			t.Fatalf("got %v", err)
+		}
+		for _, want := range []string{"unexpected argument '--headless'", "--theirs", "--no-auto-update"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q is not in %v", want, err)
+			}
+		}
+		if strings.Contains(err.Error(), "token-in-argv") {
+			t.Errorf("a secret in %v", err)
+		}
+	})
+}
+
+func TestCase084Authentication(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	const words = "Request session.create failed with message: not authenticated, please log in"
+	p.refuse("session.create", codeInternal, words)
+	_, err := c.CreateSession(testContext(t), nil)
+	var rpc *RPCError
+	if !errors.Is(err, ErrAuthentication) || !errors.As(err, &rpc) || rpc.Message != words {
+		t.Errorf("create: %v", err)
+	}
+	p.handle("session.create", func(p *peer, m peerMessage) any { return map[string]any{"sessionId": m.get("sessionId")} })
+	s := createSession(t, c, nil)
+	spineScripted(p, nil, []spineEvent{spineEv("session.error", map[string]any{"errorType": "authentication", "statusCode": 401, "message": "token expired"})})
+	_, err = s.SendAndWait(testContext(t), Message{Prompt: "hi"})
+	var agent *AgentError
+	if !errors.Is(err, ErrAuthentication) || !errors.As(err, &agent) || agent.Message != "token expired" || agent.StatusCode != 401 {
+		t.Errorf("turn: %v", err)
+	}
+	p.handle("auth.getStatus", func(*peer, peerMessage) any {
+		return map[string]any{"isAuthenticated": false, "statusMessage": "not logged in"}
+	})
+	if status, err := c.AuthStatus(testContext(t)); err != nil || status.IsAuthenticated || status.StatusMessage != "not logged in" {
+		t.Errorf("status: %+v, %v", status, err)
+	}
+	near, far := net.Pipe()
+	strict := startPeer(t, far)
+	strict.refuse("connect", -32001, "AUTHENTICATION_REQUIRED")
+	if _, err := NewClient(testContext(t), near, nil); !errors.Is(err, ErrAuthentication) {
+		t.Errorf("handshake: %v", err)
+	}
+}
+
+func TestCase090OptionsAreCopied(t *testing.T) {
+	spineFlat(t)
+	o := spineOptions(t, spineScript{On: map[string]string{"plugins.builtin.set": "result {}"}})
+	o.PluginDirs = []string{t.TempDir()}
+	o.Handlers = map[string]HandlerFunc{"custom": func(context.Context, string, json.RawMessage) (any, error) { return nil, nil }}
+	before := fmt.Sprintf("%#v %#v %#v", o.Env, o.PluginDirs, len(o.Handlers))
+	c := spineStart(t, o)
+	if after := fmt.Sprintf("%#v %#v %#v", o.Env, o.PluginDirs, len(o.Handlers)); after != before {
+		t.Error("Start has changed the options")
+	}
+	o.Env[0], o.PluginDirs[0] = "X=y", "relative"
+	o.Handlers["custom"] = nil
+	delete(o.Handlers, "custom")
+	if c.opts.Env[0] == "X=y" || c.opts.PluginDirs[0] == "relative" || c.opts.Handlers["custom"] == nil {
+		t.Error("the client shares the caller's slices and maps")
+	}
+
+	near, far := net.Pipe()
+	p := startPeer(t, far)
+	d, err := NewClient(testContext(t), near, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.ForceStop()
+	s := createSession(t, d, nil)
+	m := Message{Prompt: "hi", RequestHeaders: map[string]string{"X-A": "1"}}
+	if _, err := s.Send(testContext(t), m); err != nil {
+		t.Fatal(err)
+	}
+	m.RequestHeaders["X-A"] = "2" // the race detector tells who still reads it
+	if got := p.wait("session.send", 1).get("requestHeaders"); fmt.Sprint(got) != "map[X-A:1]" {
+		t.Errorf("sent %v", got)
+	}
+}
+
+func TestCase091NothingIsPrinted(t *testing.T) {
+	for _, logged := range []bool{false, true} {
+		t.Run(fmt.Sprintf("Logger=%v", logged), func(t *testing.T) {
+			spineFlat(t)
+			spineSilent(t)
+			var records atomic.Int64
+			o := func(o *Options) *Options {
+				if logged {
+					o.Logger = slog.New(spineLogger(func(slog.Record) { records.Add(1) }))
+				}
+				return o
+			}
+			near, far := net.Pipe()
+			p := startPeer(t, far)
+			c, err := NewClient(testContext(t), near, o(&Options{Handlers: map[string]HandlerFunc{
+				"custom.panic": func(context.Context, string, json.RawMessage) (any, error) { panic("handler") },
+			}}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := createSession(t, c, nil)
+			p.send(notification("session.event", 5), notification("session.lifecycle", []int{}), map[string]any{"id": 77, "result": 1}, map[string]any{}, notification("future", nil))
+			p.request("custom.panic", nil)
+			p.request("future.method", nil)
+			p.handle("session.getMessages", func(*peer, peerMessage) any { return map[string]any{"events": []any{5, "x", map[string]any{}}} })
+			if events, err := s.History(testContext(t)); err != nil || len(events) != 1 {
+				t.Errorf("history: %d events, %v", len(events), err)
+			}
+			spineScripted(p, nil, []spineEvent{spineUser("m1"), spineFails("m1")})
+			s.SendAndWait(testContext(t), Message{Prompt: "hi"})
+			p.raw([]byte("garbage\n"))
+			await(t, "client's end", c.Done())
+			c.Stop(testContext(t))
+
+			child := o(spineOptions(t, spineScript{Stderr: "words on stderr\n", Flood: 1000, On: map[string]string{"die": "exit 1"}}))
+			d := spineStart(t, child)
+			d.Call(testContext(t), "die", nil, nil)
+			await(t, "client's end", d.Done())
+			if _, err := Start(testContext(t), o(spineOptions(t, spineScript{On: map[string]string{"connect": "raw garbage\n"}}))); err == nil {
+				t.Error("started")
+			}
+			if logged && records.Load() == 0 {
+				t.Error("nothing was logged")
+			}
+		})
+	}
+}
+
+// TestBadInput is about starts that cannot succeed: each has its own error, in time, and leaves nothing.
+func TestBadInput(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	is := func(target error, words ...string) func(error) bool {
+		return func(err error) bool {
+			return errors.Is(err, target) && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) })
+		}
+	}
+	frame := func(err error) bool { var e *FrameError; return errors.As(err, &e) && len(e.Quote) <= 256 }
+	for _, tt := range []struct {
+		name   string
+		script spineScript
+		change func(*Options)
+		is     func(error) bool
+	}{
+		{"no CLI", spineScript{}, func(o *Options) { o.CLI = missing }, is(ErrCLINotFound, "missing")},
+		{"no CLI on PATH", spineScript{}, func(o *Options) { o.CLI = ""; o.Env = []string{"PATH=" + filepath.Dir(missing)} }, is(ErrCLINotFound, filepath.Dir(missing))},
+		{"no directory", spineScript{}, func(o *Options) { o.Dir = missing }, is(ErrInvalidConfig, "missing")},
+		{"a file as directory", spineScript{}, func(o *Options) { o.Dir = file }, is(ErrInvalidConfig, "file")},
+		{"both", spineScript{}, func(o *Options) { o.CLI, o.Dir = missing+"CLI", missing }, is(ErrInvalidConfig, "missing")},
+		{"ModeEmpty", spineScript{}, func(o *Options) { o.Mode = ModeEmpty }, is(ErrInvalidConfig)},
+		{"token over stdio", spineScript{}, func(o *Options) { o.ConnectionToken = "x" }, is(ErrInvalidConfig)},
+		{"negative", spineScript{}, func(o *Options) { o.MaxFrameBytes = -1 }, is(ErrInvalidConfig, "MaxFrameBytes")},
+		{"garbage", spineScript{Print: strings.Repeat("\x1b", 300) + "\n"}, nil, frame},
+		{"a length that lies", spineScript{On: map[string]string{"connect": "raw Content-Length: 3\r\n\r\n{}garbage"}}, nil, frame},
+		{"not JSON", spineScript{On: map[string]string{"connect": "raw " + spineFrame("{'a':1}")}}, nil, frame},
+		{"a result of another type", spineScript{On: map[string]string{"connect": "result 5"}}, nil, func(err error) bool { var e *ProtocolError; return errors.As(err, &e) }},
+		{"an error of another type", spineScript{On: map[string]string{"connect": "error 5"}}, nil, func(err error) bool { var e *RPCError; return errors.As(err, &e) }},
+		{"a refused token", spineScript{TCP: true, On: map[string]string{"connect": `error {"code":-32002,"message":"AUTHENTICATION_FAILED"}`}}, nil, is(ErrAuthentication)},
+		{"exit", spineScript{On: map[string]string{"connect": "exit 9"}}, nil, func(err error) bool {
+			var e *ExitError
+			return errors.As(err, &e) && e.State.ExitCode() == 9
+		}},
+		{"exit in a frame", spineScript{Print: "Content-Length: 100\r\n\r\n{", On: map[string]string{"connect": "exit 9"}}, nil, func(err error) bool {
+			var e *ExitError
+			return errors.As(err, &e) && e.State.ExitCode() == 9
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			spineFlat(t)
+			o := spineOptions(t, tt.script)
+			if tt.change != nil {
+				tt.change(o)
+			}
+			c, err := Start(testContext(t), o)
+			if c != nil || err == nil || !tt.is(err) {
+				t.Errorf("got %v", err)
+			}
+			if err != nil && (!strings.HasPrefix(err.Error(), "copilot: ") || strings.Count(err.Error(), "copilot: ") > 1) {
+				t.Errorf("the package is not named once in %q", err)
+			}
+			if err != nil && strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' && r != '\n' }) {
+				t.Errorf("control characters in %q", err)
+			}
+		})
+	}
+	t.Run("nobody listens", func(t *testing.T) {
+		leakCheck(t)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := l.Addr().String()
+		l.Close()
+		if _, err := Dial(testContext(t), addr, nil); !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), addr) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("no stream", func(t *testing.T) {
+		if _, err := NewClient(testContext(t), nil, nil); !errors.Is(err, ErrInvalidConfig) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("of another kind", func(t *testing.T) {
+		leakCheck(t)
+		near, far := net.Pipe()
+		startPeer(t, far)
+		if _, err := NewClient(testContext(t), near, &Options{GitHubToken: "t"}); !errors.Is(err, ErrInvalidConfig) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// ---- fuzzing ----
+
+// readFrames reads r to its end and returns the bodies and the error.
+func readFrames(r io.Reader, max int) (bodies [][]byte, err error) {
+	fr := newFrameReader(r, max)
+	for {
+		body, err := fr.next()
+		if err != nil {
+			return bodies, err
+		}
+		bodies = append(bodies, body)
+	}
+}
+
+func FuzzFrames(f *testing.F) {
+	for _, s := range []string{
+		"", "{}", "Content-Length: 2\r\n\r\n{}", "Content-Length: 2\n\n{}content-length:0\r\n\r\n",
+		"Content-Length: 9223372036854775807\r\n\r\n", "Content-Length: 99999999\r\n\r\nx", "Content-Length: -1\r\n\r\n", "Content-Length: 1\r\nContent-Length: 1\r\n\r\n1",
+		"\r\n\r\n", "\n", ":\r\n\r\n", "X\r\n", "X: \x00", spineFrame("😀") + "C",
+	} {
+		f.Add([]byte(s), int64(1))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, seed int64) {
+		const limit = 1 << 28
+		var bodies [][]byte
+		var err error
+		allocated := spineAllocated(func() { bodies, err = readFrames(bytes.NewReader(data), limit) })
+		if most := uint64(len(data)) + 1280<<10; len(data) < eagerBody && allocated > most {
+			t.Errorf("%d bytes allocated for %d", allocated, len(data))
+		}
+		var broken *FrameError
+		if errors.As(err, &broken) {
+			if len(broken.Quote) > 256 {
+				t.Errorf("%d bytes quoted", len(broken.Quote))
+			}
+		} else if err != io.EOF && err != io.ErrUnexpectedEOF {
+			t.Errorf("got %v", err)
+		}
+		// However it arrives, it is the same stream.
+		again, err2 := readFrames(&spineChunks{data, 1 + int(uint64(seed)%50), rand.New(rand.NewSource(seed))}, limit)
+		if !slices.EqualFunc(bodies, again, bytes.Equal) || errors.As(err, &broken) != errors.As(err2, &broken) || !errors.As(err, &broken) && err != err2 {
+			t.Errorf("%d bodies and %v at once, %d and %v in pieces", len(bodies), err, len(again), err2)
+		}
+		// What is framed comes back.
+		framed := spineFrame(string(data)) + spineFrame("")
+		if back, err := readFrames(&spineChunks{[]byte(framed), 100, rand.New(rand.NewSource(seed))}, limit); err != io.EOF || len(back) != 2 || !bytes.Equal(back[0], data) || len(back[1]) != 0 {
+			t.Errorf("round trip: %d bodies, %v", len(back), err)
+		}
+	})
+}
+
+var spineMessages = []string{
+	`{"jsonrpc":"2.0","id":1,"result":{"a":[1,2,{"b":null}]}}`, `{"id":"x","error":{"code":-1,"message":"no","data":"d"}}`,
+	`{"method":"session.event","params":{"sessionId":"s","event":{"id":"e","type":"x","timestamp":"2026-01-02T03:04:05Z","parentId":null,"agentId":"a","ephemeral":true,"data":{"a":1}}}}`,
+	`{"method":"session.event","params":{"event":5,"event":{"type":"session.idle"},"sessionId":"s"}}`,
+	`{"method":"session.event","params":{"sessionId":"s","event":{"type":"assistant.message","data":{"content":"\ud83d\ude00"}}}}`,
+	`{"method":"session.event","params":{"sessionId":"s","event":{"type":"session.error","data":{"errorType":"query"}}}}`,
+	`{"method":"session.lifecycle","params":{"type":"session.deleted","sessionId":"s","metadata":{"startTime":"x"}}}`,
+	`{"id":7,"method":"custom","params":[1]}`, `{"id":{"a":1},"method":"userInput.request","params":{"sessionId":"s","question":"?"}}`,
+	`{"id":1,"method":"hooks.invoke","params":{"sessionId":"s","hookType":"preToolUse","input":{}}}`, `{"method":"$/cancelRequest","params":{"id":7}}`,
+	`{"method":"custom","params":null}`, `{"id":null,"method":""}`, `{"id":3,"result":null}`, `{"\u0069d":4,"result":1}`, `[]`, `null`, `"x"`, ` 5 `, `{}`, ``, `{`, `{"a":1}x`, `{"a":01}`, `{"a":"` + "\x01" + `"}`,
+	`{"a":"\ud800"}`, "{\"a\":\"\xff\"}", `{"a":1e999}`, `{"a":-}`, `{"a":tru}`, `{"a":1,}`, `{"a" 1}`, strings.Repeat("[", maxNesting) + strings.Repeat("]", maxNesting), strings.Repeat("[", maxNesting+1) + strings.Repeat("]", maxNesting+1),
+	`{"params":` + strings.Repeat("[", maxNesting-1) + strings.Repeat("]", maxNesting-1) + `}`, `{"params":` + strings.Repeat("[", maxNesting) + strings.Repeat("]", maxNesting) + `}`,
+	`{"params":{"event":{"data":` + strings.Repeat("[", maxNesting-3) + strings.Repeat("]", maxNesting-3) + `}}}`, `{"params":{"event":{"data":` + strings.Repeat("[", maxNesting-2) + strings.Repeat("]", maxNesting-2) + `}}}`,
+}
+
+func FuzzMessage(f *testing.F) {
+	for _, s := range spineMessages {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		before := bytes.Clone(body)
+		var m message
+		if got, want := m.parse(body), json.Valid(body); got != want {
+			t.Fatalf("valid: %v, encoding/json says %v", got, want)
+		} else if !got {
+			return
+		}
+		if !bytes.Equal(body, before) {
+			t.Fatal("the body was changed")
+		}
+		members := func(raw []byte) (of map[string]json.RawMessage) {
+			_ = json.Unmarshal(raw, &of) // nil for what is no object
+			return of
+		}
+		check := func(what string, of map[string]json.RawMessage, got map[string][]byte) {
+			for name, raw := range got {
+				if string(of[name]) != string(raw) || (of[name] == nil) != (raw == nil) {
+					t.Errorf("%s.%s: %q, encoding/json says %q", what, name, raw, of[name])
+				}
+			}
+		}
+		top := members(body)
+		check("message", top, map[string][]byte{"id": m.id, "method": m.method, "params": m.params, "result": m.result, "error": m.err})
+		params := members(m.params)
+		check("params", params, map[string][]byte{"sessionId": m.sessionID, "event": m.event})
+		e := &m.fields
+		check("event", members(m.event), map[string][]byte{"id": e.id, "type": e.typ, "timestamp": e.timestamp, "parentId": e.parentID,
+			"agentId": e.agentID, "ephemeral": e.ephemeral, "data": e.data})
+		for name, want := range top {
+			if got := member(body, name); string(got) != string(want) && !strings.ContainsRune(name, '\uFFFD') {
+				t.Errorf("member %q: %q, encoding/json says %q", name, got, want)
+			}
+		}
+		var text string
+		if m.id != nil && m.id[0] == '"' && json.Unmarshal(m.id, &text) == nil && unquote(m.id) != text {
+			t.Errorf("unquoted to %q, encoding/json says %q", unquote(m.id), text)
+		}
+		// What has been taken apart goes out as it came.
+		if raw, err := marshal(json.RawMessage(m.params)); m.params != nil && (err != nil || !bytes.Equal(raw, m.params)) {
+			t.Errorf("params %q went out as %q, %v", m.params, raw, err)
+		}
+		event := newEvent(e, make(eventTypes))
+		event.Payload()
+		if raw, err := json.Marshal(event); err != nil {
+			t.Errorf("event does not marshal: %v", err)
+		} else if err := event.UnmarshalJSON(raw); err != nil {
+			t.Errorf("event does not come back from %s: %v", raw, err)
+		}
+	})
+}
+
+// spinePeer answers the first two requests, then sends what is given, then ends.
+type spinePeer struct {
+	answers chan []byte // one for each request that was written; closed with the last
+	left    int
+	rest    []byte // of what is being read
+	stuff   []byte
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func (p *spinePeer) Read(b []byte) (int, error) {
+	for len(p.rest) == 0 {
+		select {
+		case rest, ok := <-p.answers:
+			if !ok {
+				return 0, io.EOF
+			}
+			p.rest = rest
+		case <-p.closed:
+			return 0, io.ErrClosedPipe
+		}
+	}
+	n := copy(b, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
+}
+
+func (p *spinePeer) Write(b []byte) (int, error) {
+	switch p.left--; p.left {
+	case 1:
+		p.answers <- []byte(spineFrame(`{"id":1,"result":{"protocolVersion":3}}`))
+	case 0:
+		p.answers <- append([]byte(spineFrame(`{"id":2,"result":{"sessionId":"s"}}`)), p.stuff...)
+		close(p.answers)
+	}
+	return len(b), nil
+}
+
+func (p *spinePeer) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func FuzzDispatch(f *testing.F) {
+	for i, s := range spineMessages {
+		f.Add([]byte(s), []byte(spineMessages[(i+7)%len(spineMessages)]), []byte("Content-Length: 5\r\n\r\n{"))
+	}
+	f.Fuzz(func(t *testing.T, one, two, raw []byte) {
+		before := runtime.NumGoroutine()
+		custom := func(ctx context.Context, method string, params json.RawMessage) (any, error) { return params, nil }
+		p := &spinePeer{answers: make(chan []byte, 2), left: 2, closed: make(chan struct{}),
+			stuff: slices.Concat([]byte(spineFrame(string(one))), []byte(spineFrame(string(two))), raw)}
+		c, err := NewClient(testContext(t), p, &Options{Handlers: map[string]HandlerFunc{"custom": custom}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		prepared, err := c.PrepareSession(&SessionConfig{SessionID: "s", EventBuffer: 2, Hooks: &Hooks{}, OnPermission: ApproveAll})
+		if err != nil {
+			t.Fatal(err)
+		}
+		events, notices := prepared.Events(context.Background()), c.Lifecycle(context.Background())
+		_, _ = prepared.Start(testContext(t)) // the end may overtake it
+		await(t, "client's end", c.Done())
+		if c.Err() == nil {
+			t.Error("ended without a reason")
+		}
+		for e, err := range events {
+			if err == nil {
+				e.Payload()
+			}
+		}
+		for range notices {
+		}
+		for deadline := time.Now().Add(patience); runtime.NumGoroutine() > before; runtime.Gosched() {
+			if time.Now().After(deadline) {
+				buf := make([]byte, 1<<16)
+				t.Fatalf("goroutines left:\n%s", buf[:runtime.Stack(buf, true)])
+			}
+		}
+	})
+}
+
+// TestCase064NoHiddenLimits lists every place that has a clock. None of them bounds what a caller waits for: a turn, a call, a handler.
+func TestCase064NoHiddenLimits(t *testing.T) {
+	known := map[string]string{
+		"abandon":             "the kill of a start that failed",
+		"Client.explain":      "the exit status behind the end of a stream",
+		"Client.runStop":      "StopGrace, and what the stream leaves behind",
+		"conn.writeLoop":      "the reader's better reason, once a write has failed",
+		"turn.arm":            "doubt whether a message is still in the queue, see check",
+		"turn.check":          "the question whether the server works, which is asked again",
+		"exchange.finish":     "a notice to the server that nobody waits for",
+		"process.own":         "descendants of a killed child",
+		"process.awaitFamily": "the same",
+		"process.awaitStderr": "the tail of a dead child's stderr",
+		"process.end":         "StopGrace",
+		"process.listenPort":  "the exit status of a child whose stdout has ended",
+	}
+	clocks := map[string]bool{"time.After": true, "time.AfterFunc": true, "time.NewTimer": true, "time.NewTicker": true, "time.Tick": true, "time.Sleep": true,
+		"context.WithTimeout": true, "context.WithTimeoutCause": true, "context.WithDeadline": true, "context.WithDeadlineCause": true}
+	files, err := filepath.Glob("*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	found := 0
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			where := f.Name.Name
+			if f.Recv != nil {
+				of := f.Recv.List[0].Type
+				if star, ok := of.(*ast.StarExpr); ok {
+					of = star.X
+				}
+				if id, ok := of.(*ast.Ident); ok {
+					where = id.Name + "." + where
+				}
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				sel, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				if pkg, ok := sel.X.(*ast.Ident); ok && clocks[pkg.Name+"."+sel.Sel.Name] {
+					if found++; known[where] == "" {
+						t.Errorf("%s: %s has a clock that no contract names", name, where)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if found == 0 {
+		t.Error("found none at all")
 	}
 }
