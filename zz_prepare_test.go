@@ -690,6 +690,28 @@ func TestAbandonedStartThatSucceeds(t *testing.T) {
 	})
 }
 
+// TestHandedOverSession has a start fail that took its id over from one that the server had accepted: it releases the session, alone.
+func TestHandedOverSession(t *testing.T) {
+	prepEachWay(t, func(t *testing.T, way prepWay) {
+		b := newStartBed(t, way)
+		b.p.handle("session.options.update", func(*peer, peerMessage) any { return noAnswer })
+		a := b.begin("s", followUps(), false)
+		b.accept(1, "s")
+		b.p.wait("session.options.update", 1)
+		a.ctx.ended.Store(true)
+		retry := b.begin("s", SessionConfig{}, false)
+		b.p.answer(b.p.wait(way.method, 2).ID, &peerError{Code: -32603, Message: "no"})
+		var refusal *RPCError
+		if err := await(t, "retry", retry.result); !errors.As(err, &refusal) {
+			t.Errorf("retry: %v", err)
+		}
+		b.expectDestroyed("by the retry", "s")
+		close(a.ctx.done)
+		expectFailure(t, await(t, "abandoned", a.result), "s", context.Canceled)
+		b.expectDestroyed("and by nobody else", "s")
+	})
+}
+
 // TestLateMismatch answers a cancelled start with another id, which then is what must be released.
 func TestLateMismatch(t *testing.T) {
 	prepEachWay(t, func(t *testing.T, way prepWay) {
