@@ -690,6 +690,28 @@ func TestAbandonedStartThatSucceeds(t *testing.T) {
 	})
 }
 
+// TestHandedOverSession has a start fail that took its id over from one that the server had accepted: it releases the session, alone.
+func TestHandedOverSession(t *testing.T) {
+	prepEachWay(t, func(t *testing.T, way prepWay) {
+		b := newStartBed(t, way)
+		b.p.handle("session.options.update", func(*peer, peerMessage) any { return noAnswer })
+		a := b.begin("s", followUps(), false)
+		b.accept(1, "s")
+		b.p.wait("session.options.update", 1)
+		a.ctx.ended.Store(true)
+		retry := b.begin("s", SessionConfig{}, false)
+		b.p.answer(b.p.wait(way.method, 2).ID, &peerError{Code: -32603, Message: "no"})
+		var refusal *RPCError
+		if err := await(t, "retry", retry.result); !errors.As(err, &refusal) {
+			t.Errorf("retry: %v", err)
+		}
+		b.expectDestroyed("by the retry", "s")
+		close(a.ctx.done)
+		expectFailure(t, await(t, "abandoned", a.result), "s", context.Canceled)
+		b.expectDestroyed("and by nobody else", "s")
+	})
+}
+
 // TestLateMismatch answers a cancelled start with another id, which then is what must be released.
 func TestLateMismatch(t *testing.T) {
 	prepEachWay(t, func(t *testing.T, way prepWay) {
@@ -1174,54 +1196,92 @@ func TestAnswerMeetsStop(t *testing.T) {
 	}
 }
 
-// TestAnswerMeetsForceStop handles an answer on the reader after the connection's end has been told to everybody.
-func TestAnswerMeetsForceStop(t *testing.T) {
-	leakCheck(t)
-	c, _ := newPeer(t, nil)
-	p, err := c.PrepareSession(&SessionConfig{Cloud: &CloudOptions{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.session.start = &start{ctx: testContext(t)}
-	c.ForceStop()
-	await(t, "client's end", c.Done())
-	p.session.answered(json.RawMessage(`{"sessionId":"cloud"}`), nil)
-	expectRoutes(t, c)
-	if err := p.session.opened(json.RawMessage(`{"sessionId":"cloud"}`)); !errors.Is(err, ErrClosed) {
-		t.Errorf("got %v", err)
+// TestAnswerMeetsTheEnd handles an answer on the reader after the connection's end has been told to everybody.
+func TestAnswerMeetsTheEnd(t *testing.T) {
+	lost := errors.New("lost")
+	for _, test := range []struct {
+		end  func(c *Client)
+		want error
+	}{
+		{(*Client).ForceStop, ErrClosed},
+		{func(c *Client) { c.conn.fail(lost) }, lost},
+	} {
+		leakCheck(t)
+		c, _ := newPeer(t, nil)
+		p, err := c.PrepareSession(&SessionConfig{Cloud: &CloudOptions{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.session.start = &start{ctx: testContext(t)}
+		test.end(c)
+		await(t, "client's end", c.Done())
+		p.session.answered(json.RawMessage(`{"sessionId":"cloud"}`), nil)
+		expectRoutes(t, c)
+		if err := p.session.opened(json.RawMessage(`{"sessionId":"cloud"}`)); !errors.Is(err, test.want) {
+			t.Errorf("got %v, want %v", err, test.want)
+		}
 	}
 }
 
-// TestStopDuringFollowUp releases a session that the server has, though its start has not returned.
-func TestStopDuringFollowUp(t *testing.T) {
-	leakCheck(t)
+// TestRetireSparesTheNextStart fails a start whose session was deleted and whose id is being started again already.
+func TestRetireSparesTheNextStart(t *testing.T) {
 	b := newStartBed(t, prepWays[0])
-	b.c.opts.StopGrace = patience
-	for _, method := range []string{"session.options.update", "session.destroy"} {
-		b.p.handle(method, func(*peer, peerMessage) any { return noAnswer })
-	}
-	a := b.begin("s", followUps(), false)
+	s := b.ready("s", SessionConfig{}).prepared.session
+	s.start = &start{ctx: testContext(t), accepted: true}
+	a := b.begin("s", SessionConfig{}, false)
+	b.p.wait("session.create", 1)
+	_ = b.c.retire(s, ErrSessionNotFound)
+	b.expectDestroyed("nothing")
 	b.accept(1, "s")
-	update := b.p.wait("session.options.update", 1)
-	stopped := async(func() error { return b.c.Stop(testContext(t)) })
-	destroy := b.p.wait("session.destroy", 1)
-	expectFailure(t, second(b.c.CreateSession(testContext(t), &SessionConfig{SessionID: "s2"})), "s2", ErrClosed)
-	if n := len(b.p.calls("session.create")); n != 1 {
-		t.Errorf("started during the stop")
-	}
-	b.p.answer(update.ID, map[string]any{}) // the start is complete, too late
-	for i := 0; i < 10; i++ {
-		b.p.sync() // so that it has noticed, most probably
-	}
-	b.p.answer(destroy.ID, map[string]any{"success": true})
-	expectFailure(t, await(t, "start", a.result), "s", ErrClosed)
-	if err := await(t, "stop", stopped); err != nil {
+	if err := await(t, "start", a.result); err != nil {
 		t.Error(err)
 	}
-	if n := len(b.p.calls("session.destroy")); n != 1 {
-		t.Errorf("%d releases", n)
+}
+
+// TestStopDuringFollowUp releases a session that the server has, though its start has not returned: once, also where the start ends by its ctx
+// or is completed meanwhile.
+func TestStopDuringFollowUp(t *testing.T) {
+	for _, completed := range []bool{true, false} {
+		leakCheck(t)
+		b := newStartBed(t, prepWays[0])
+		b.c.opts.StopGrace = patience
+		for _, method := range []string{"session.options.update", "session.destroy"} {
+			b.p.handle(method, func(*peer, peerMessage) any { return noAnswer })
+		}
+		a := b.begin("s", followUps(), false)
+		b.accept(1, "s")
+		update := b.p.wait("session.options.update", 1)
+		stopped := async(func() error { return b.c.Stop(testContext(t)) })
+		destroy := b.p.wait("session.destroy", 1)
+		expectFailure(t, second(b.c.CreateSession(testContext(t), &SessionConfig{SessionID: "s2"})), "s2", ErrClosed)
+		if n := len(b.p.calls("session.create")); n != 1 {
+			t.Errorf("started during the stop")
+		}
+		want, last := ErrClosed, io.EOF
+		if completed {
+			b.p.answer(update.ID, map[string]any{})
+			for i := 0; i < 10; i++ {
+				b.p.sync() // so that it has noticed, most probably
+			}
+		} else {
+			a.ctx.ended.Store(true)
+			close(a.ctx.done)
+			want, last = context.Canceled, context.Canceled
+			expectFailure(t, await(t, "start", a.result), "s", want)
+		}
+		b.p.handle("session.destroy", func(*peer, peerMessage) any { return map[string]any{"success": false} })
+		b.p.answer(destroy.ID, map[string]any{"success": true})
+		if completed {
+			expectFailure(t, await(t, "start", a.result), "s", want)
+		}
+		if err := await(t, "stop", stopped); err != nil {
+			t.Error(err)
+		}
+		if n := len(b.p.calls("session.destroy")); n != 1 {
+			t.Errorf("completed %v: %d releases", completed, n)
+		}
+		expectEnd(t, a.sub, last)
 	}
-	expectEnd(t, a.sub, io.EOF)
 }
 
 // TestDeletedDuringStart ends a start with the notice that its session was deleted.
