@@ -623,12 +623,12 @@ func (s *Session) respond(method, id string, j job, result any, err error, again
 		refused := errors.As(err, &rpc) && !errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrInvalidConfig)
 		switch {
 		case refused && again:
-			c.log.Warn("copilot: an answer was refused", "method", method)
+			c.conn.log.Warn("copilot: an answer was refused", "method", method)
 			go s.respond(method, id, j, nil, errRefused, false) // owned by the client; ends when the writer has the answer, or with the connection
 		case err != nil:
-			c.log.Debug("copilot: an answer did not arrive", "method", method)
+			c.conn.log.Debug("copilot: an answer did not arrive", "method", method)
 		case string(member(raw, "success")) == "false":
-			c.log.Debug("copilot: an answer came too late", "method", method)
+			c.conn.log.Debug("copilot: an answer came too late", "method", method)
 		}
 	}}
 	_ = c.conn.request(context.Background(), cl, params) // then has seen the error
