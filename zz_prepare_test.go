@@ -1307,6 +1307,19 @@ func TestDeletedDuringStart(t *testing.T) {
 	})
 }
 
+// TestReleaseOfWhatIsGone is no failure.
+func TestReleaseOfWhatIsGone(t *testing.T) {
+	for _, answer := range []any{map[string]any{"success": false}, &peerError{Code: -32603, Message: "Session not found for sessionId: s"}} {
+		c, p := newPeer(t, nil)
+		s := createSession(t, c, &SessionConfig{SessionID: "s"})
+		p.handle("session.destroy", func(*peer, peerMessage) any { return answer })
+		if err := s.Disconnect(testContext(t)); err != nil {
+			t.Error(err)
+		}
+		expectRoutes(t, c)
+	}
+}
+
 // TestStartAwaitsRelease starts the id of a session whose Disconnect gave up waiting, and of one that a failed start is releasing.
 func TestStartAwaitsRelease(t *testing.T) {
 	prepEachWay(t, func(t *testing.T, way prepWay) {
