@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"math/bits"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -256,7 +257,7 @@ func (m *message) parseParams(s *scanner) ([]byte, bool) {
 			m.sessionID = raw
 		}
 	}
-	return s.b[start:s.i], s.closed
+	return s.b[start:s.i:s.i], s.closed
 }
 
 func (f *eventFields) parse(s *scanner) ([]byte, bool) {
@@ -291,7 +292,7 @@ func (f *eventFields) parse(s *scanner) ([]byte, bool) {
 			f.data = raw
 		}
 	}
-	return s.b[start:s.i], s.closed
+	return s.b[start:s.i:s.i], s.closed
 }
 
 // member returns the raw value of one member of a JSON object, nil when obj is no object or has none of that name.
@@ -623,7 +624,7 @@ func marshal(v any) (json.RawMessage, error) {
 // conn is a JSON-RPC connection over any byte stream. All its methods may be called from any goroutine.
 type conn struct {
 	rwc io.ReadWriteCloser
-	log *slog.Logger
+	log *slog.Logger // for the reader and what runs on it, see aside
 	max int
 
 	// handle gets each request (id != nil) and notification, in wire order, on the reader: it must not block.
@@ -664,7 +665,7 @@ type call struct {
 
 func newConn(rwc io.ReadWriteCloser, max int, log *slog.Logger) *conn {
 	return &conn{
-		rwc: rwc, max: max, log: log,
+		rwc: rwc, max: max, log: slog.New(&aside{next: log.Handler()}),
 		explain:  func(err error) error { return err },
 		out:      make(chan frame),
 		replies:  make(chan frame, maxReplies),
@@ -976,16 +977,81 @@ func (c *conn) failure() error {
 	return c.err
 }
 
+// aside is a log that the reader may write to: the host's handler behind it may be slow, or call the client. It gets the records in order, on
+// a goroutine that exists only while there are some. Those that find too many waiting are counted instead.
+type aside struct {
+	next slog.Handler
+
+	mu      sync.Mutex
+	waiting []slog.Record
+	lost    int
+	running bool
+}
+
+const maxAside = 256 // records that wait
+
+// Enabled leaves that question to run, since only the host's handler knows.
+func (a *aside) Enabled(context.Context, slog.Level) bool { return true }
+
+// WithAttrs and WithGroup complete a slog.Handler; nobody calls them.
+func (a *aside) WithAttrs([]slog.Attr) slog.Handler { return a }
+func (a *aside) WithGroup(string) slog.Handler      { return a }
+
+func (a *aside) Handle(_ context.Context, r slog.Record) error {
+	if _, off := a.next.(discardHandler); off {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.waiting) == maxAside {
+		a.lost++
+		return nil
+	}
+	a.waiting = append(a.waiting, r.Clone())
+	if !a.running {
+		a.running = true
+		go a.run() // owned by the connection; ends when nothing waits, which is up to the host's handler
+	}
+	return nil
+}
+
+func (a *aside) run() {
+	for {
+		a.mu.Lock()
+		records, lost := a.waiting, a.lost
+		a.waiting, a.lost = nil, 0
+		a.running = len(records) > 0
+		a.mu.Unlock()
+		if len(records) == 0 {
+			return
+		}
+		if lost > 0 {
+			r := slog.NewRecord(time.Now(), slog.LevelDebug, "copilot: the log was too slow for all records", 0)
+			r.AddAttrs(slog.Int("lost", lost))
+			records = append(records, r)
+		}
+		for _, r := range records {
+			if a.next.Enabled(context.Background(), r.Level) {
+				_ = a.next.Handle(context.Background(), r)
+			}
+		}
+	}
+}
+
 // contextError is ctx.Err() that also matches the context's cause.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if cause == nil || cause == err {
 		return err
 	}
-	return &causeError{err, cause}
+	return &nestedError{err, cause}
 }
 
-type causeError struct{ err, cause error }
+// nestedError is two errors, both to be found, in a text that names the package once.
+type nestedError struct{ outer, inner error }
 
-func (e *causeError) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
-func (e *causeError) Unwrap() []error { return []error{e.err, e.cause} }
+func (e *nestedError) Error() string {
+	return e.outer.Error() + ": " + strings.TrimPrefix(e.inner.Error(), "copilot: ")
+}
+
+func (e *nestedError) Unwrap() []error { return []error{e.outer, e.inner} }

@@ -11,10 +11,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/url"
 	"os"
@@ -22,6 +25,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,14 +35,16 @@ import (
 )
 
 const (
-	tailBytes    = 64 << 10               // of stderr, kept for errors
-	queueBytes   = 256 << 10              // of stderr, waiting for Options.Stderr
-	quoteBytes   = 256                    // of the peer's output, in an error
-	lateBytes    = 1 << 20                // read after the child's end from a pipe that somebody else holds open
-	stdoutLinger = 500 * time.Millisecond // how long stdout may outlive the child
-	stderrLinger = 200 * time.Millisecond // the same for stderr
-	killWait     = time.Second            // for the reaping, once killed and out of time
-	familyWait   = 500 * time.Millisecond // for killed descendants to go
+	tailBytes      = 64 << 10               // of stderr, kept for errors
+	queueBytes     = 256 << 10              // of stderr, waiting for Options.Stderr
+	quoteBytes     = 256                    // of the peer's output, in an error
+	lateBytes      = 1 << 20                // read after the child's end from a pipe that somebody else holds open
+	stdoutLinger   = 500 * time.Millisecond // how long stdout may outlive the child
+	stderrLinger   = 200 * time.Millisecond // the same for stderr
+	stderrBackstop = 2 * time.Second        // for reading the rest of it on a busy machine
+	copyWait       = 500 * time.Millisecond // for Options.Stderr to take the rest
+	killWait       = time.Second            // for the reaping, once killed and out of time
+	familyWait     = 500 * time.Millisecond // for killed descendants to go
 )
 
 // ListenError reports that a CLI started with TCP announced no usable port. Output quotes the line at fault, or the
@@ -58,8 +64,9 @@ type command struct {
 	dir     string   // "" is the current directory
 	env     []string
 	stdio   bool
-	stderr  io.Writer // may be nil
-	secrets []string  // to be kept out of every text
+	stderr  io.Writer    // may be nil
+	logger  *slog.Logger // may be nil
+	secrets []string     // to be kept out of every text
 }
 
 // newCommand checks those of o's fields that concern the child, and finds the program. Over TCP, o has its
@@ -87,7 +94,7 @@ func newCommand(o *Options) (*command, error) {
 	case o.StopGrace < 0:
 		return bad("negative StopGrace %v", o.StopGrace)
 	}
-	c := &command{stdio: o.Transport == Stdio, stderr: o.Stderr}
+	c := &command{stdio: o.Transport == Stdio, stderr: o.Stderr, logger: o.Logger}
 	if o.Dir != "" {
 		dir, err := filepath.Abs(o.Dir)
 		if err == nil {
@@ -107,7 +114,7 @@ func newCommand(o *Options) (*command, error) {
 			return bad("BaseDir %s: %w", quote(o.BaseDir), err)
 		}
 	}
-	for _, key := range []string{"COPILOT_GITHUB_TOKEN", "GH_TOKEN", "GITHUB_TOKEN"} {
+	for _, key := range []string{"COPILOT_GITHUB_TOKEN", "GH_TOKEN", "GITHUB_TOKEN", "COPILOT_SDK_AUTH_TOKEN", "COPILOT_CONNECTION_TOKEN"} {
 		c.secrets = append(c.secrets, getenv(c.env, key))
 	}
 	c.secrets = append(c.secrets, o.GitHubToken, o.ConnectionToken)
@@ -216,6 +223,14 @@ func mask(s string, secrets []string) string {
 		}
 	}
 	return s
+}
+
+// longest is the length of the longest secret.
+func longest(secrets []string) (n int) {
+	for _, s := range secrets {
+		n = max(n, len(s))
+	}
+	return n
 }
 
 // quote is s in Go's quotes, for an error text, cut to what such a text may hold.
@@ -336,7 +351,7 @@ func (l *lookup) interpreter(name string) string {
 	if !ok || len(fields) == 0 {
 		return ""
 	}
-	if fields[0] != "/usr/bin/env" {
+	if !strings.HasSuffix(fields[0], "/env") {
 		return fields[0]
 	}
 	for _, f := range fields[1:] {
@@ -397,7 +412,7 @@ func (l *lookup) search(name string) (string, error) {
 		if err != nil {
 			continue
 		}
-		if strings.HasPrefix(dir, "/") || l.goos == "windows" && (strings.HasPrefix(dir, `\\`) || len(dir) > 2 && dir[1] == ':') {
+		if strings.HasPrefix(dir, "/") || l.goos == "windows" && (strings.HasPrefix(dir, `\\`) || len(dir) > 2 && dir[1] == ':' && (dir[2] == '\\' || dir[2] == '/')) {
 			return program, nil
 		}
 		return "", fmt.Errorf("%s: %w", quote(program), exec.ErrDot)
@@ -480,6 +495,7 @@ type process struct {
 
 	mu       sync.Mutex
 	family   family          // the child with what it started; signals go out under mu
+	kill     func() error    // family.kill; a field so that a test can refuse
 	ending   bool            // somebody is stopping it gracefully
 	termed   bool            // it was asked to terminate
 	reaped   bool            // no signal any more
@@ -491,7 +507,7 @@ type process struct {
 func (c *command) start() (*process, error) {
 	cmd := exec.Command(c.path, c.args...)
 	cmd.Dir, cmd.Env = c.dir, c.env
-	cmd.SysProcAttr = childAttr()
+	cmd.SysProcAttr = childAttr(c.stdio)
 	p := &process{
 		cmd:      cmd,
 		tail:     &stderrTail{secrets: c.secrets},
@@ -500,6 +516,7 @@ func (c *command) start() (*process, error) {
 		hurry:    make(chan struct{}),
 		done:     make(chan struct{}),
 	}
+	p.kill = p.family.kill
 
 	// Pipes of our own: os/exec then copies nothing, so that Wait depends on the child alone, and loses nothing.
 	var ours, theirs []io.Closer
@@ -543,7 +560,7 @@ func (c *command) start() (*process, error) {
 	}
 
 	if c.stderr != nil {
-		p.copy = newCopier(c.stderr)
+		p.copy = newCopier(c.stderr, c.logger)
 		// The copier's goroutine: ends when stderr has ended and its rest is written, or when the user's writer
 		// fails; a writer that never returns keeps it.
 		go p.copy.run()
@@ -576,8 +593,9 @@ func (p *process) own(started chan<- error, stdout, stderr *lastPipe) {
 		return
 	}
 
-	if !p.family.awaitEnd() { // the system cannot tell the end without reaping
-		p.cmd.Wait()
+	watched := p.family.awaitEnd()
+	if !watched { // the system cannot tell the end without reaping
+		err = p.cmd.Wait()
 		p.mu.Lock()
 		p.reaped = true
 		p.mu.Unlock()
@@ -593,22 +611,27 @@ func (p *process) own(started chan<- error, stdout, stderr *lastPipe) {
 		p.awaitFamily(nil)
 	}
 	p.mu.Lock()
-	var leftover error
+	var leftover, refused error
 	if !p.reaped {
-		leftover = p.family.kill()
+		refused = p.kill()
 	}
 	p.mu.Unlock()
 	limit := time.NewTimer(familyWait)
-	if !p.awaitFamily(limit.C) && leftover == nil {
-		leftover = errors.New("some of its descendants are still there")
+	if !p.awaitFamily(limit.C) {
+		leftover = cmp.Or(refused, errors.New("some of its descendants are still there"))
 	}
 	limit.Stop()
 
 	p.mu.Lock()
-	p.cmd.Wait() // does not block
+	if watched {
+		err = p.cmd.Wait() // does not block
+	}
 	p.reaped = true
-	if p.leftover = cmp.Or(p.leftover, leftover); p.leftover != nil {
-		p.leftover = fmt.Errorf("%w: process %d: %w", ErrNotConfirmed, p.pid(), p.leftover)
+	if p.cmd.ProcessState == nil {
+		leftover = err // somebody else reaped it
+	}
+	if leftover != nil {
+		p.leftover = fmt.Errorf("%w: process %d: %w", ErrNotConfirmed, p.pid(), leftover)
 	}
 	p.family.release()
 	if p.forced != nil {
@@ -662,10 +685,10 @@ func (p *process) exitError() *ExitError {
 	return &ExitError{State: p.cmd.ProcessState, Stderr: p.tail.String()}
 }
 
-// awaitStderr waits until stderr has been read and copied, but not for long: somebody may hold the pipe, or the
+// awaitStderr waits until stderr has been read, which its pipe's deadline bounds, and copied, but not for long: the
 // user's writer may be slow.
 func (p *process) awaitStderr() {
-	t := time.NewTimer(stderrLinger + 50*time.Millisecond)
+	t := time.NewTimer(stderrBackstop)
 	defer t.Stop()
 	select {
 	case <-p.tailDone:
@@ -673,6 +696,7 @@ func (p *process) awaitStderr() {
 		return
 	}
 	if p.copy != nil {
+		t.Reset(copyWait)
 		select {
 		case <-p.copy.done:
 		case <-t.C:
@@ -768,7 +792,7 @@ func (p *process) forceStop() *ForcedShutdown {
 		p.forced.settle(p.cmd.ProcessState, p.leftover)
 		return p.forced
 	}
-	if err := p.family.kill(); err != nil {
+	if err := p.kill(); err != nil {
 		p.forced.settle(nil, fmt.Errorf("%w: process %d: %w", ErrNotConfirmed, p.pid(), err))
 	}
 	return p.forced
@@ -892,11 +916,7 @@ type stderrTail struct {
 
 // spare is how many bytes more are kept than shown, so that a secret at the cut can be recognized, or is not shown.
 func (t *stderrTail) spare() int {
-	n := utf8.UTFMax
-	for _, s := range t.secrets {
-		n = max(n, len(s))
-	}
-	return n
+	return max(utf8.UTFMax, longest(t.secrets))
 }
 
 func (t *stderrTail) write(b []byte) {
@@ -936,6 +956,7 @@ func (t *stderrTail) String() string {
 // cannot be queued is dropped, and a line in the stream says how much.
 type copier struct {
 	w    io.Writer
+	log  *slog.Logger  // may be nil
 	wake chan struct{} // 1 slot
 	done chan struct{} // closed when nothing more will be written
 
@@ -945,8 +966,8 @@ type copier struct {
 	ended   bool // nothing will follow
 }
 
-func newCopier(w io.Writer) *copier {
-	return &copier{w: w, wake: make(chan struct{}, 1), done: make(chan struct{})}
+func newCopier(w io.Writer, log *slog.Logger) *copier {
+	return &copier{w: w, log: log, wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
 func (c *copier) put(b []byte) {
@@ -981,7 +1002,12 @@ func (c *copier) signal() {
 
 func (c *copier) run() {
 	defer close(c.done)
-	defer func() { recover() }() // the writer's panic ends its copy, and nothing else
+	defer func() {
+		// The writer's panic ends its copy, and nothing else.
+		if v := recover(); v != nil && c.log != nil {
+			c.log.Error("Options.Stderr panicked", "panic", v, "stack", string(debug.Stack()))
+		}
+	}()
 	for {
 		<-c.wake
 		c.mu.Lock()
@@ -1061,7 +1087,7 @@ type portScanner struct {
 	secrets []string
 
 	mu    sync.Mutex
-	head  []byte // the beginning of the output or, when that is known, the line at fault
+	head  []byte // the beginning of the output or, when that is known, the line at fault; with room for a secret at its end
 	line  []byte // the beginning of the current line
 	ended bool   // stdout ended without an announcement
 }
@@ -1073,7 +1099,8 @@ var portLine = regexp.MustCompile(`(?i)\blistening on port\s+(\S*)`)
 func (s *portScanner) write(b []byte, end bool) (port int, over bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.head = append(s.head, b[:min(len(b), quoteBytes-len(s.head))]...)
+	keep := quoteBytes + longest(s.secrets)
+	s.head = append(s.head, b[:min(len(b), keep-len(s.head))]...)
 	for len(b) > 0 || end {
 		piece, rest, whole := bytes.Cut(b, []byte("\n"))
 		s.line = append(s.line, piece[:min(len(piece), 4*quoteBytes-len(s.line))]...)
@@ -1083,7 +1110,7 @@ func (s *portScanner) write(b []byte, end bool) (port int, over bool) {
 		if m := portLine.FindSubmatch(s.line); m != nil {
 			n, err := strconv.ParseUint(strings.TrimRight(string(m[1]), ".,;"), 10, 16)
 			if err != nil || n == 0 {
-				s.head = append(s.head[:0], s.line[:min(len(s.line), quoteBytes)]...)
+				s.head = append(s.head[:0], s.line[:min(len(s.line), keep)]...)
 				return 0, true
 			}
 			return int(n), true
@@ -1100,5 +1127,118 @@ func (s *portScanner) write(b []byte, end bool) (port int, over bool) {
 func (s *portScanner) error() *ListenError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &ListenError{Output: strings.ToValidUTF8(mask(string(s.head), s.secrets), "\uFFFD")}
+	out := mask(string(s.head), s.secrets)
+	if len(s.head) == quoteBytes+longest(s.secrets) {
+		out = out[:max(0, len(out)-longest(s.secrets))] // may be half a secret
+	}
+	return &ListenError{Output: strings.ToValidUTF8(out[:min(len(out), quoteBytes)], "")}
+}
+
+// InstallCLI writes an executable, such as one that a program carries by go:embed, to a file for [Options.CLI], and returns its path. The
+// file's name in dir holds the SHA-256 of its contents; dir "" means copilot-go in the user's cache directory (see [os.UserCacheDir]). A file
+// that is there already, whole and executable, is left alone, else it is replaced atomically: installs at the same time, in several
+// processes, do not disturb each other, nor programs that run. Nobody else should be able to write to dir.
+//
+// What is installed is verified each time, which means reading both; cli should be an [io.Seeker] too, as a [bytes.Reader] is, so
+// that nothing needs to be written for that. ctx bounds the call.
+func InstallCLI(ctx context.Context, dir string, cli io.Reader) (path string, err error) {
+	if path, err = installCLI(ctx, dir, cli); err != nil {
+		return "", fmt.Errorf("copilot: install CLI: %w", err)
+	}
+	return path, nil
+}
+
+func installCLI(ctx context.Context, dir string, cli io.Reader) (string, error) {
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return "", err
+		}
+		dir = filepath.Join(cache, "copilot-go")
+	}
+	target := func(sum []byte) string {
+		name := "copilot-" + hex.EncodeToString(sum)
+		if runtime.GOOS == "windows" {
+			name += ".exe"
+		}
+		return filepath.Join(dir, name)
+	}
+	if s, ok := cli.(io.Seeker); ok {
+		if start, err := s.Seek(0, io.SeekCurrent); err == nil {
+			sum, err := checksum(ctx, io.Discard, cli)
+			if err != nil {
+				return "", err
+			}
+			if path := target(sum); isInstalled(ctx, path, sum) {
+				return path, nil
+			}
+			if _, err := s.Seek(start, io.SeekStart); err != nil {
+				return "", err
+			}
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	f, err := os.CreateTemp(dir, ".copilot-*")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(f.Name()) // fails once it has been renamed
+	sum, err := checksum(ctx, f, cli)
+	if closing := f.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		err = os.Chmod(f.Name(), 0o755)
+	}
+	if err != nil {
+		return "", err
+	}
+	path := target(sum)
+	if isInstalled(ctx, path, sum) {
+		return path, nil
+	}
+	if err := os.Rename(f.Name(), path); err != nil && !isInstalled(ctx, path, sum) { // Windows replaces no program that runs
+		return "", err
+	}
+	return path, nil
+}
+
+// checksum copies r to w and returns the SHA-256 of it.
+func checksum(ctx context.Context, w io.Writer, r io.Reader) ([]byte, error) {
+	h := sha256.New()
+	n, err := io.Copy(io.MultiWriter(h, w), contextReader{ctx, r})
+	if err == nil && n == 0 {
+		err = errors.New("there are no contents")
+	}
+	return h.Sum(nil), err
+}
+
+// contextReader stops reading when ctx is done.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r contextReader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, contextError(r.ctx)
+	}
+	return r.r.Read(p)
+}
+
+// isInstalled reports whether path is an executable file with this SHA-256, and not a link.
+func isInstalled(ctx context.Context, path string, sum []byte) bool {
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() || runtime.GOOS != "windows" && info.Mode().Perm() != 0o755 {
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	got, err := checksum(ctx, io.Discard, f)
+	return err == nil && bytes.Equal(got, sum)
 }

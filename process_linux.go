@@ -9,12 +9,16 @@ import (
 	"unsafe"
 )
 
-// childAttr puts the child in a group of its own, and has it told when this program dies: over TCP it would never
-// notice. It is told to terminate, not killed, since only the server can clean up its own commands. A child of the
-// child is not told; the shim that npm installs does not pass it on, so that over TCP the server behind it survives
-// the host's death by SIGKILL.
-func childAttr() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+// childAttr puts the child in a group of its own. A TCP server would never notice the death of its host, so it is
+// told: to terminate, not killed, since only the server can clean up after its own commands. Nobody tells the child's
+// child: npm's shim dies of it alone, and the server behind it survives a host that was killed. Over stdio both read
+// the end of their input.
+func childAttr(stdio bool) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Setpgid: true}
+	if !stdio {
+		a.Pdeathsig = syscall.SIGTERM
+	}
+	return a
 }
 
 // awaitEnd waits for the child's end without reaping it, so that its number and its group's stay taken. It reports
@@ -34,42 +38,27 @@ func (f *family) awaitEnd() bool {
 // kill ends the whole family. It is stopped first, and listed until nobody new appears: once a parent is dead, nothing
 // tells whose its children were. An error means that the system refused; who else is left, remains tells.
 func (f *family) kill() error {
-	running := f.running()
-	if running {
-		f.signal(-f.pid, syscall.SIGSTOP)
-	}
+	syscall.Kill(-f.pid, syscall.SIGSTOP)
 	for range 10 {
 		if !f.list(func(m kin) { m.signal(syscall.SIGSTOP) }) {
 			break
 		}
 	}
-	var err error
-	if running || len(f.members) > 0 {
-		if err = f.signal(-f.pid, syscall.SIGKILL); err != nil {
-			f.signal(-f.pid, syscall.SIGCONT)
-		}
-	}
+	err := syscall.Kill(-f.pid, syscall.SIGKILL)
 	for m := range f.members {
 		m.signal(syscall.SIGKILL)
 	}
 	return os.NewSyscallError("kill", err)
 }
 
-// running reports whether the child itself has not ended.
-func (f *family) running() bool {
-	s, err := readStat(f.pid)
-	return err == nil && !s.ended()
-}
-
 // remains reports whether anybody but the child itself is left.
 func (f *family) remains() bool {
 	for m := range f.members {
-		s, err := readStat(m.pid)
-		if err == nil && s.kin == m && !s.ended() {
-			return true
-		}
-		if err == nil && s.kin == m && s.parent == os.Getpid() {
-			syscall.Wait4(m.pid, nil, syscall.WNOHANG, nil) // an orphan that the system gave to us
+		if s, err := readStat(m.pid); err == nil && s.kin == m {
+			if !s.ended() {
+				return true
+			}
+			s.reap()
 		}
 		delete(f.members, m)
 	}
@@ -90,7 +79,7 @@ func (f *family) list(fresh func(kin)) bool {
 			}
 		}
 	}
-	// A descendant's group or session is the family's too, if a kin leads it.
+	// A descendant's group or session is the family's too, if a member leads it.
 	ours := map[int]bool{f.pid: true}
 	for grown := true; grown; {
 		grown = false
@@ -102,7 +91,11 @@ func (f *family) list(fresh func(kin)) bool {
 	}
 	found := false
 	for _, s := range all {
-		if s.pid != f.pid && ours[s.pid] && !s.ended() && !f.members[s.kin] {
+		switch {
+		case s.pid == f.pid || !ours[s.pid]:
+		case s.ended():
+			s.reap()
+		case !f.members[s.kin]:
 			f.members[s.kin], found = true, true
 			fresh(s.kin)
 		}
@@ -134,9 +127,19 @@ type stat struct {
 	kin
 	state                  byte
 	parent, group, session int
+	threads                int
 }
 
-func (s stat) ended() bool { return s.state == 'Z' || s.state == 'X' }
+// ended reports that only the entry is left. A process whose first thread has ended looks like a zombie, too, while
+// others still run.
+func (s stat) ended() bool { return (s.state == 'Z' || s.state == 'X') && s.threads < 2 }
+
+// reap reaps an ended orphan that fell to this program, which is the first process of a container, say.
+func (s stat) reap() {
+	if s.parent == os.Getpid() {
+		syscall.Wait4(s.pid, nil, syscall.WNOHANG, nil)
+	}
+}
 
 func readStat(pid int) (stat, error) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -153,6 +156,7 @@ func readStat(pid int) (stat, error) {
 	st.parent, _ = strconv.Atoi(fields[1])
 	st.group, _ = strconv.Atoi(fields[2])
 	st.session, _ = strconv.Atoi(fields[3])
+	st.threads, _ = strconv.Atoi(fields[17])
 	st.start, err = strconv.ParseUint(fields[19], 10, 64)
 	return st, err
 }

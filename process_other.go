@@ -11,7 +11,7 @@ import (
 type kin struct{}
 
 // childAttr puts the child in a group of its own. Nothing tells a TCP server that its host was killed.
-func childAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+func childAttr(bool) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // awaitEnd waits for the child's end without reaping it, so that its number and its group's stay taken. It reports
 // false if the system does not allow that.
@@ -34,7 +34,7 @@ func (f *family) awaitEnd() bool {
 
 // kill ends the group. An error means that the system refused.
 func (f *family) kill() error {
-	err := f.signal(-f.pid, syscall.SIGKILL)
+	err := syscall.Kill(-f.pid, syscall.SIGKILL)
 	if err != nil && syscall.Kill(f.pid, 0) == syscall.ESRCH {
 		return nil // there was nobody but the ended child
 	}

@@ -14,16 +14,15 @@ const openNoFollow = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 // started. On Linux that includes those who left the group; elsewhere they cannot be found.
 type family struct {
 	pid     int
-	signal  func(pid int, sig syscall.Signal) error // syscall.Kill; a field so that a test can refuse
-	members map[kin]bool                            // seen, and not known to be gone; Linux only
+	members map[kin]bool // seen, and not known to be gone; Linux only
 }
 
 func (f *family) adopt(child *os.Process) error {
-	f.pid, f.signal, f.members = child.Pid, syscall.Kill, make(map[kin]bool)
+	f.pid, f.members = child.Pid, make(map[kin]bool)
 	return nil
 }
 
 // terminate asks the group to leave. Those who left the group are for the server to end.
-func (f *family) terminate() error { return f.signal(-f.pid, syscall.SIGTERM) }
+func (f *family) terminate() error { return syscall.Kill(-f.pid, syscall.SIGTERM) }
 
 func (f *family) release() {}

@@ -26,7 +26,7 @@ type family struct {
 
 // childAttr starts the child without a console window and, until it is in its job, without running it: what it starts
 // is then in the job, too.
-func childAttr() *syscall.SysProcAttr {
+func childAttr(bool) *syscall.SysProcAttr {
 	const createSuspended, createNoWindow = 0x4, 0x08000000
 	return &syscall.SysProcAttr{HideWindow: true, CreationFlags: createSuspended | createNoWindow}
 }
@@ -47,19 +47,12 @@ func (f *family) adopt(child *os.Process) (err error) {
 		return os.NewSyscallError("CreateJobObject", err)
 	}
 	f.job = syscall.Handle(job)
-	// JOBOBJECT_EXTENDED_LIMIT_INFORMATION
-	limits := struct {
-		processTime, jobTime                                       int64
-		flags                                                      uint32
-		minWorkingSet, maxWorkingSet                               uintptr
-		activeProcesses                                            uint32
-		affinity                                                   uintptr
-		priority, scheduling                                       uint32
-		io                                                         [6]uint64
-		processMemory, jobMemory, peakProcessMemory, peakJobMemory uintptr
-	}{flags: 0x2000} // JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
+	// JOBOBJECT_EXTENDED_LIMIT_INFORMATION: 144 bytes, 112 where pointers are small; its flags are at 16.
+	var limits [18]uint64
+	limits[2] = 0x2000 // JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
+	size := 80 + 8*unsafe.Sizeof(uintptr(0))
 	const extendedLimitInformation = 9
-	if ok, _, err := setInformationJobObject.Call(job, extendedLimitInformation, uintptr(unsafe.Pointer(&limits)), unsafe.Sizeof(limits)); ok == 0 {
+	if ok, _, err := setInformationJobObject.Call(job, extendedLimitInformation, uintptr(unsafe.Pointer(&limits)), size); ok == 0 {
 		return os.NewSyscallError("SetInformationJobObject", err)
 	}
 	if ok, _, err := assignProcessToJobObject.Call(job, uintptr(f.child)); ok == 0 {
