@@ -5464,6 +5464,19 @@ func TestDeletedDuringStart(t *testing.T) {
 	})
 }
 
+// TestReleaseOfWhatIsGone is no failure.
+func TestReleaseOfWhatIsGone(t *testing.T) {
+	for _, answer := range []any{map[string]any{"success": false}, &peerError{Code: -32603, Message: "Session not found for sessionId: s"}} {
+		c, p := newPeer(t, nil)
+		s := createSession(t, c, &SessionConfig{SessionID: "s"})
+		p.handle("session.destroy", func(*peer, peerMessage) any { return answer })
+		if err := s.Disconnect(testContext(t)); err != nil {
+			t.Error(err)
+		}
+		expectRoutes(t, c)
+	}
+}
+
 // TestStartAwaitsRelease starts the id of a session whose Disconnect gave up waiting, and of one that a failed start is releasing.
 func TestStartAwaitsRelease(t *testing.T) {
 	prepEachWay(t, func(t *testing.T, way prepWay) {
@@ -6337,6 +6350,10 @@ func TestWatchAwaitsRelease(t *testing.T) {
 		if err := await(t, "again", result); err != nil {
 			t.Error(err)
 		}
+		if err := w.Close(testContext(t)); err != nil { // once more: the id is not its own any longer
+			t.Error(err)
+		}
+		expectRoutes(t, c, "w")
 		if n == 0 {
 			c.mu.Lock()
 			s := c.routes["w"].session
@@ -6392,7 +6409,7 @@ func TestCancelledWatch(t *testing.T) {
 	expectClosed(t, c, p, "w")
 	expectRoutes(t, c)
 
-	// The answer and the end at the same moment: either way it is closed once.
+	// The answer and the end at the same moment, half the time with both of them waiting for the client: either way it is closed once.
 	for i := 2; i < 200; i++ {
 		ctx, cancel := context.WithCancel(context.Background())
 		var w *SharedSessionWatch
@@ -6401,8 +6418,26 @@ func TestCancelledWatch(t *testing.T) {
 			return err
 		})
 		request := p.wait("sessions.watch", i)
-		ended := async(func() error { cancel(); return nil })
+		if i%2 == 0 {
+			c.mu.Lock()
+		}
+		ended := async(func() error {
+			if i%2 == 0 {
+				runtime.Gosched() // so that the answer is first, often
+			}
+			cancel()
+			return nil
+		})
 		p.answer(request.ID, map[string]any{"sessionId": "w", "readOnly": true})
+		if i%2 == 0 {
+			await(t, "cancel", ended)
+			for range 10 {
+				runtime.Gosched()
+			}
+			c.mu.Unlock()
+		} else {
+			await(t, "cancel", ended)
+		}
 		switch err := await(t, "watch", result); {
 		case err == nil:
 			if err := w.Close(testContext(t)); err != nil {
@@ -6411,7 +6446,6 @@ func TestCancelledWatch(t *testing.T) {
 		case !errors.Is(err, context.Canceled):
 			t.Error(err)
 		}
-		await(t, "cancel", ended)
 		if got := len(released(t, c, p, "sessions.close")); got != i {
 			t.Fatalf("round %d: closed %d times", i, got)
 		}
@@ -6594,17 +6628,27 @@ func TestLifecycle(t *testing.T) {
 	w := watch(t, c, "w", nil)
 	p.sync()
 	expectRoutes(t, c, "s")
+	serveWatch(p, "stays", nil)
+	watch(t, c, "stays", nil)
 	start := "2026-01-02T03:04:05.678Z"
 	for _, params := range []any{
 		map[string]any{"type": "session.created", "sessionId": "other", "metadata": map[string]any{"startTime": start, "modifiedTime": "broken", "summary": "S"}},
 		map[string]any{"type": "session.dreaming", "sessionId": "other", "metadata": 5},
 		map[string]any{"type": 5},
 		map[string]any{"type": "session.disconnected", "sessionId": "s"}, // no watch
-		map[string]any{"type": "session.deleted", "sessionId": "s"},
-		map[string]any{"type": "session.deleted", "sessionId": "s"},
+		map[string]any{"type": "session.updated", "sessionId": "s"},
+		map[string]any{"type": "session.updated", "sessionId": "stays"},
+		map[string]any{"type": "session.deleted", "sessionId": "stays"}, // its end is told as a disconnect
 	} {
 		p.send(notification("session.lifecycle", params))
 	}
+	p.sync()
+	expectRoutes(t, c, "s", "stays")
+	for range 2 { // the server says it twice
+		p.send(notification("session.lifecycle", map[string]any{"type": "session.deleted", "sessionId": "s"}))
+	}
+	p.sync()
+	expectRoutes(t, c, "stays")
 	at, _ := time.Parse(time.RFC3339, start)
 	want := []LifecycleEvent{
 		{Type: SessionDisconnected, SessionID: "w"},
@@ -6612,6 +6656,9 @@ func TestLifecycle(t *testing.T) {
 		{Type: "session.dreaming", SessionID: "other"},
 		{},
 		{Type: SessionDisconnected, SessionID: "s"},
+		{Type: SessionUpdated, SessionID: "s"},
+		{Type: SessionUpdated, SessionID: "stays"},
+		{Type: SessionDeleted, SessionID: "stays"},
 		{Type: SessionDeleted, SessionID: "s"},
 		{Type: SessionDeleted, SessionID: "s"},
 	}
@@ -6645,8 +6692,8 @@ func TestLifecycle(t *testing.T) {
 	if _, err := late.Next(testContext(t)); err != io.EOF {
 		t.Errorf("after Stop: %v", err)
 	}
-	if n := len(p.calls("sessions.close")) + len(p.calls("session.destroy")); n != 0 {
-		t.Errorf("%d releases of what had ended", n)
+	if n := len(p.calls("sessions.close")) + len(p.calls("session.destroy")); n != 1 {
+		t.Errorf("%d releases, want that of the one that is left", n)
 	}
 }
 

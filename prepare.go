@@ -229,9 +229,7 @@ func (c *Client) reserve(ctx context.Context, s *Session) error {
 			return nil
 		}
 		c.mu.Unlock()
-		if err := pending.wait(ctx); err != nil && ctx.Err() != nil {
-			return err
-		}
+		_ = pending.wait(ctx) // refused or not, the server is done with it
 	}
 }
 
