@@ -1,5 +1,76 @@
-// Package copilot runs GitHub Copilot agent sessions from Go. It starts the Copilot CLI as a child process (or reaches one
-// that is already running) and speaks the JSON-RPC 2.0 protocol of its server mode. It uses the standard library only.
+// Package copilot runs GitHub Copilot agent sessions from Go. It starts the Copilot CLI as a child process, or reaches one that is already
+// running, and speaks the JSON-RPC 2.0 protocol of its server mode. It uses the standard library only.
+//
+// # Quick start
+//
+// [Start] launches the CLI that it finds, [Client.CreateSession] opens a session, [Session.Ask] sends a message and ranges over the events of
+// its turn, [Client.Stop] leaves nothing behind:
+//
+//	client, err := copilot.Start(ctx, nil)
+//	...
+//	defer client.Stop(ctx)
+//	session, err := client.CreateSession(ctx, &copilot.SessionConfig{Streaming: true, OnPermission: copilot.ApproveAll})
+//	...
+//	for event, err := range session.Ask(ctx, copilot.Message{Prompt: "What is in this directory?"}) {
+//		...
+//		if delta, ok := event.Payload().(*copilot.AssistantMessageDelta); ok {
+//			fmt.Print(delta.DeltaContent)
+//		}
+//	}
+//
+// [Dial] connects to a server on TCP, [NewClient] over any byte stream.
+//
+// # Sessions and events
+//
+// A [Session] publishes an [Event] for everything that happens in it. [Session.Events] and [Session.Subscribe] see every event from the call on, once
+// and in wire order. All subscribers share one ring of SessionConfig.EventBuffer events, each with a cursor of its own: one that falls more than
+// the ring behind gets a [*LagError] with the exact count at the place of the gap, and goes on. [Event.Payload] decodes on demand;
+// what has no type here, or a newer shape, arrives as a [*RawPayload] with its JSON untouched.
+//
+// # Starting without loss
+//
+// [Client.PrepareSession] validates and allocates, and does nothing else. A subscription taken from the [PreparedSession] sees everything that is
+// routed to the session from the first byte of its start on; [PreparedSession.Start] then creates or resumes it. A start that fails or is
+// cancelled leaves nothing behind, here or on the server.
+//
+// # Turns
+//
+// [Session.Send] returns when the server has the message. [Session.SendAndWait] and [Session.Ask] stay until the message's turn has ended; there is one
+// such wait at a time in a session. Ending a wait early does not end the turn: [Session.Abort] does.
+//
+// # Handlers
+//
+// The agent asks its host for tools, permissions, answers and more, see the handler fields of [SessionConfig]. Each call of a handler runs on a
+// goroutine of its own, under a context that ends with its reason to run; context.Cause tells which. Handlers may call
+// anything on the session and the client, closing them included. A handler's panic is its failure and goes to Options.Logger. Nothing is
+// approved by accident: an error, a panic and a zero value are never an approval.
+//
+// # Stopping
+//
+// [Client.Stop] releases sessions, asks a launched CLI to leave, and escalates in bounded steps up to the kill. It returns nil only when
+// everything is confirmed; else the error matches [ErrNotConfirmed]. [Client.ForceStop], [Client.StartForceStop] and [Client.ForceStopAndWait] kill at
+// once. A kill reaches the process group and, on Linux, the descendants that left it. A CLI that dies by itself is reaped,
+// and [Client.Done], [Client.Err] and every sequence tell its exit status and the tail of its stderr. There is no restart: Start makes a new client.
+//
+// # Errors
+//
+// Errors are told apart with errors.Is and errors.As: by the sentinels, such as [ErrClosed] and [ErrSessionNotFound], and by types that carry data, such as
+// [*RPCError], [*ExitError] and [*SessionError]. Neither secrets nor session ids stand in their texts.
+//
+// # Concurrency and contexts
+//
+// All methods may be called from any goroutine. A subscription has one consumer at a time. A context bounds the call it is given to, never the life
+// of what the call returns; a call returns as soon as its context ends, whether or not the server reads. There is no hidden limit of time.
+//
+// # Limits
+//
+// An incoming frame may have Options.MaxFrameBytes. What the server sends for a session whose id it has yet to choose (cloud) cannot be routed
+// before its answer. A command that has detached itself before a kill cannot be found, nor, outside Linux, one that left the process group.
+//
+// # Compatibility
+//
+// The package speaks protocol version 3 and is tested with Copilot CLI 1.0.102. Methods, events and members that a newer CLI adds are reached through
+// [Client.Call], [Session.Call], [RawPayload] and [Event.Decode].
 package copilot
 
 import (
