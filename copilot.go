@@ -176,6 +176,7 @@ type ProtocolError struct {
 	CLI      string // which CLI: its path or address, and its version where known
 }
 
+// Error names the CLI and both sides' versions.
 func (e *ProtocolError) Error() string {
 	server := "no usable protocol version"
 	if e.Server != 0 {
@@ -187,6 +188,7 @@ func (e *ProtocolError) Error() string {
 // SessionIDMismatchError reports that the server opened a session under another id than the one asked for.
 type SessionIDMismatchError struct{ Requested, Returned string }
 
+// Error does not show the ids.
 func (e *SessionIDMismatchError) Error() string {
 	return "copilot: the server answered with another session id"
 }
@@ -197,7 +199,9 @@ type SessionError struct {
 	Err       error
 }
 
+// Error is the error's own text.
 func (e *SessionError) Error() string { return e.Err.Error() }
+// Unwrap returns the cause.
 func (e *SessionError) Unwrap() error { return e.Err }
 
 // ExitError reports that the CLI ended without having been asked to.
@@ -208,6 +212,7 @@ type ExitError struct {
 	command string // what was run, secrets masked
 }
 
+// Error tells the exit status, what was run, and the end of its stderr.
 func (e *ExitError) Error() string {
 	s := "copilot: the CLI exited: " + e.State.String()
 	if e.command != "" {
@@ -228,6 +233,7 @@ type AgentError struct {
 	URL        string // a page that helps
 }
 
+// Error tells the kind of failure and the text for people.
 func (e *AgentError) Error() string {
 	s := "copilot: turn failed: " + e.Type + ": " + e.Message
 	if e.StatusCode != 0 {
@@ -254,6 +260,7 @@ type TurnError struct {
 	Err             error         // ctx's error and cause
 }
 
+// Error tells what had been seen and what was still open.
 func (e *TurnError) Error() string {
 	s := fmt.Sprintf("copilot: waiting for the turn: %v: %d events", e.Err, e.Events)
 	if e.LastEvent != "" {
@@ -268,6 +275,7 @@ func (e *TurnError) Error() string {
 	return s
 }
 
+// Unwrap returns the cause.
 func (e *TurnError) Unwrap() error { return e.Err }
 
 // Transport is how a launched CLI is spoken to.

@@ -56,6 +56,7 @@ type FrameError struct {
 	Err    error  // ErrFrameTooLarge or nil
 }
 
+// Error gives the reason and quotes the input.
 func (e *FrameError) Error() string {
 	s := "copilot: broken frame: " + e.Reason
 	if e.Quote != "" {
@@ -64,6 +65,7 @@ func (e *FrameError) Error() string {
 	return s
 }
 
+// Unwrap returns the cause.
 func (e *FrameError) Unwrap() error { return e.Err }
 
 func quoted(b []byte) string { return string(b[:min(len(b), maxQuote)]) }

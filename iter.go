@@ -102,6 +102,7 @@ func (e Event) MarshalJSON() ([]byte, error) {
 // subscription goes on after it with the oldest event still held.
 type LagError struct{ Skipped uint64 }
 
+// Error tells how many events were skipped.
 func (e *LagError) Error() string {
 	return fmt.Sprintf("copilot: %d events skipped by a slow subscriber", e.Skipped)
 }

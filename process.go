@@ -53,6 +53,7 @@ type ListenError struct {
 	Output string
 }
 
+// Error describes what went wrong.
 func (e *ListenError) Error() string {
 	return fmt.Sprintf("copilot: the CLI announced no usable port: %q", e.Output)
 }

@@ -2620,7 +2620,9 @@ type SQLTransactionError struct {
 	Err   error
 }
 
+// Error describes what went wrong.
 func (e *SQLTransactionError) Error() string { return e.Err.Error() }
+// Unwrap returns the cause.
 func (e *SQLTransactionError) Unwrap() error { return e.Err }
 
 // fileError is a failure of the host's files on the wire.
@@ -3212,6 +3214,7 @@ type CanvasError struct {
 	Message string `json:"message"`
 }
 
+// Error describes what went wrong.
 func (e *CanvasError) Error() string { return "canvas: " + e.Message + " (" + e.Code + ")" }
 
 // serveCanvas answers canvas.*.
