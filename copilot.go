@@ -201,6 +201,7 @@ type SessionError struct {
 
 // Error is the error's own text.
 func (e *SessionError) Error() string { return e.Err.Error() }
+
 // Unwrap returns the cause.
 func (e *SessionError) Unwrap() error { return e.Err }
 

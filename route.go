@@ -2622,6 +2622,7 @@ type SQLTransactionError struct {
 
 // Error describes what went wrong.
 func (e *SQLTransactionError) Error() string { return e.Err.Error() }
+
 // Unwrap returns the cause.
 func (e *SQLTransactionError) Unwrap() error { return e.Err }
 
