@@ -14319,7 +14319,7 @@ func TestDirFSBadFiles(t *testing.T) {
 func TestProviderToken(t *testing.T) {
 	leakCheck(t)
 	const token = "tok-3cr3t"
-	logs := new(syncBuffer)
+	logs := new(hdlLog)
 	c, p := newPeer(t, &Options{Logger: slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	provide := func(ctx context.Context, provider string) (string, error) {
 		switch provider {
@@ -14375,24 +14375,6 @@ func TestProviderToken(t *testing.T) {
 	if strings.Contains(logs.String(), token) {
 		t.Errorf("the log shows the token:\n%s", logs)
 	}
-}
-
-// syncBuffer is a buffer for loggers.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 func TestGitHubToken(t *testing.T) {
@@ -14536,7 +14518,7 @@ type modelPeer struct {
 }
 
 func newModelPeer(t *testing.T, transport http.RoundTripper) (*Client, *modelPeer) {
-	logs := new(syncBuffer)
+	logs := new(hdlLog)
 	t.Cleanup(func() {
 		if strings.Contains(logs.String(), "3cr3t") {
 			t.Errorf("the log shows a secret:\n%s", logs)
@@ -14921,7 +14903,7 @@ func TestGitHubTelemetry(t *testing.T) {
 	leakCheck(t)
 	events := make(chan GitHubTelemetry, maxTelemetry+10)
 	block, blocked := make(chan struct{}), make(chan struct{})
-	logs := new(syncBuffer)
+	logs := new(hdlLog)
 	debug := slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	c, p := newPeer(t, &Options{Logger: debug, OnGitHubTelemetry: func(e GitHubTelemetry) {
 		events <- e
