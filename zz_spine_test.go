@@ -1426,19 +1426,25 @@ func TestCase042EveryRequestIsAnswered(t *testing.T) {
 
 // TestReaderOverflow is about a peer that asks and does not read the answers: the reader must neither wait for it nor store them all.
 func TestReaderOverflow(t *testing.T) {
-	leakCheck(t)
-	c, p := newPeer(t, nil)
-	block := make(chan struct{})
-	p.handle("work", func(*peer, peerMessage) any { <-block; return noAnswer }) // reads nothing meanwhile
-	call := async(func() error { return c.Call(testContext(t), "work", nil, nil) })
-	p.wait("work", 1)
-	for i := 0; !isClosed(c.Done()) && i < 10*maxReplies; i++ {
-		p.send(map[string]any{"jsonrpc": "2.0", "id": i, "method": "future.method"})
-	}
-	await(t, "client's end", c.Done())
-	close(block)
-	if err := await(t, "call", call); err == nil || err != c.Err() {
-		t.Errorf("got %v, Err is %v", err, c.Err())
+	for name, id := range map[string]string{"many": `1`, "large": `"` + strings.Repeat("x", maxReplyBytes/8) + `"`} {
+		t.Run(name, func(t *testing.T) {
+			leakCheck(t)
+			c, p := newPeer(t, nil)
+			block := make(chan struct{})
+			p.handle("work", func(*peer, peerMessage) any { <-block; return noAnswer }) // reads nothing meanwhile
+			call := async(func() error { return c.Call(testContext(t), "work", nil, nil) })
+			p.wait("work", 1)
+			request := []byte(spineFrame(`{"jsonrpc":"2.0","id":` + id + `,"method":"future.method"}`))
+			most := min(10*maxReplies, 10*maxReplyBytes/len(request))
+			for i := 0; !isClosed(c.Done()) && i < most; i++ {
+				p.raw(request)
+			}
+			await(t, "client's end", c.Done())
+			close(block)
+			if err := await(t, "call", call); err == nil || err != c.Err() {
+				t.Errorf("got %v, Err is %v", err, c.Err())
+			}
+		})
 	}
 }
 
