@@ -543,7 +543,7 @@ func TestLogEndsNoTurn(t *testing.T) {
 			}
 			p.sync()
 			s.mu.Lock()
-			if ts := &s.turns; ts.logging != 0 || len(ts.logged) != 0 || len(ts.recent) != 0 || ts.owed || ts.busy {
+			if ts := &s.turns; ts.logging != 0 || len(ts.logged) != 0 || len(ts.recent) != 0 || ts.busy {
 				t.Errorf("left behind: %+v", ts)
 			}
 			s.mu.Unlock()
