@@ -1369,9 +1369,6 @@ func (t *turn) answer(raw json.RawMessage, err error) {
 	s := t.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.turns.active != t { // nobody waits any more
-		return
-	}
 	t.id, t.answered = unquote(member(raw, "messageId")), true
 	t.begin = s.ring.position()
 	early := t.early
