@@ -13,17 +13,26 @@ import (
 	"net/textproto"
 	"os"
 	"strconv"
-	"sync"
 	"time"
 
 	"copilot"
 )
 
-// server plays the Copilot CLI for the examples: it answers each prompt word by word.
+// server plays the Copilot CLI for the examples: it answers each prompt word by word. Where the session has a tool or can be asked for
+// permission, it does that first.
 type server struct {
 	conn net.Conn
-	mu   sync.Mutex // one frame at a time
 	sent int
+	host params // of session.create
+}
+
+// params are those members of all requests that the server looks at.
+type params struct {
+	SessionID         string
+	Prompt            string
+	Tools             []struct{ Name string }
+	RequestPermission bool
+	Result            json.RawMessage // of an answer to what the server has asked
 }
 
 // connect returns a client of a fresh server. A program that has the CLI calls copilot.Start instead.
@@ -53,19 +62,16 @@ func (s *server) run() {
 		var m struct {
 			ID     json.RawMessage
 			Method string
-			Params struct {
-				SessionID string
-				Prompt    string
-			}
+			Params params
 		}
 		if json.Unmarshal(body, &m) == nil && m.Method != "" {
-			s.answer(m.ID, m.Method, m.Params.SessionID, m.Params.Prompt)
+			s.answer(m.ID, m.Method, m.Params)
 		}
 	}
 }
 
-func (s *server) answer(id json.RawMessage, method, session, prompt string) {
-	result := map[string]any{"sessionId": session}
+func (s *server) answer(id json.RawMessage, method string, p params) {
+	result := map[string]any{"sessionId": p.SessionID}
 	switch method {
 	case "connect":
 		result = map[string]any{"ok": true, "protocolVersion": 3, "version": "1.0.102"}
@@ -74,20 +80,34 @@ func (s *server) answer(id json.RawMessage, method, session, prompt string) {
 		result["metadata"] = map[string]any{"name": "fix the build"}
 	case "session.send":
 		s.sent++
-		message := "message-" + strconv.Itoa(s.sent)
-		s.write(map[string]any{"jsonrpc": "2.0", "id": id, "result": map[string]any{"messageId": message}})
-		s.turn(session, message, "You said: "+prompt)
-		return
+		result["messageId"] = s.message()
 	}
 	s.write(map[string]any{"jsonrpc": "2.0", "id": id, "result": result})
 	switch method {
 	case "session.create":
-		s.event(session, "session.start", map[string]any{"sessionId": session, "copilotVersion": "1.0.102"})
+		s.host = p
+		s.event(p.SessionID, "session.start", map[string]any{"sessionId": p.SessionID, "copilotVersion": "1.0.102"})
+	case "session.send":
+		switch {
+		case len(s.host.Tools) > 0:
+			s.event(p.SessionID, "external_tool.requested", map[string]any{
+				"requestId": "r", "toolCallId": "c", "toolName": s.host.Tools[0].Name, "arguments": map[string]any{"city": "Paris"}})
+		case s.host.RequestPermission:
+			s.event(p.SessionID, "permission.requested", map[string]any{
+				"requestId": "r", "permissionRequest": map[string]any{"kind": "shell", "fullCommandText": "rm -r /", "intention": "clean up"}})
+		default:
+			s.turn(p.SessionID, s.message(), "You said: "+p.Prompt)
+		}
+	case "session.tools.handlePendingToolCall", "session.permissions.handlePendingPermissionRequest":
+		s.turn(p.SessionID, s.message(), "The host said: "+string(p.Result))
 	case "sessions.watch":
-		s.turn(session, "theirs", "The build is fixed.")
-		s.write(map[string]any{"jsonrpc": "2.0", "method": "session.lifecycle", "params": map[string]any{"type": "session.disconnected", "sessionId": session}})
+		s.turn(p.SessionID, "theirs", "The build is fixed.")
+		s.write(map[string]any{"jsonrpc": "2.0", "method": "session.lifecycle",
+			"params": map[string]any{"type": "session.disconnected", "sessionId": p.SessionID}})
 	}
 }
+
+func (s *server) message() string { return "message-" + strconv.Itoa(s.sent) }
 
 func (s *server) turn(session, message, text string) {
 	s.event(session, "user.message", map[string]any{"messageId": message})
@@ -108,8 +128,6 @@ func (s *server) write(m any) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	fmt.Fprintf(s.conn, "Content-Length: %d\r\n\r\n%s", len(body), body)
 }
 
@@ -276,4 +294,88 @@ func ExampleSession_Call() {
 	}
 	fmt.Println(result.SessionID)
 	// Output: mine
+}
+
+// A tool is a Go function; the schema of its arguments comes from their type.
+func ExampleNewTool() {
+	ctx := context.Background()
+	client := connect(ctx)
+	defer client.Stop(ctx)
+
+	type place struct {
+		City string `json:"city" description:"name of the city"`
+	}
+	weather := copilot.NewTool("weather", "Tells the weather.", func(ctx context.Context, p place) (string, error) {
+		return "rain in " + p.City, nil
+	})
+	session, err := client.CreateSession(ctx, &copilot.SessionConfig{Tools: []copilot.Tool{weather}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	answer, err := session.SendAndWait(ctx, copilot.Message{Prompt: "Do I need an umbrella?"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(answer.Content)
+	// Output: The host said: "rain in Paris"
+}
+
+// A policy decides what the agent may do. A refusal with feedback lets the agent go on another way.
+func ExamplePermissionHandler() {
+	ctx := context.Background()
+	client := connect(ctx)
+	defer client.Stop(ctx)
+
+	policy := func(ctx context.Context, r copilot.PermissionRequest) (copilot.PermissionDecision, error) {
+		if r.Kind == copilot.PermissionRead {
+			return copilot.ApproveOnce(), nil
+		}
+		return copilot.Reject("only reading is allowed here"), nil
+	}
+	session, err := client.CreateSession(ctx, &copilot.SessionConfig{OnPermission: policy})
+	if err != nil {
+		log.Fatal(err)
+	}
+	answer, err := session.SendAndWait(ctx, copilot.Message{Prompt: "Clean up, please."})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(answer.Content)
+	// Output: The host said: {"feedback":"only reading is allowed here","kind":"reject"}
+}
+
+// Resume continues a stored session, also after a crash: what was pending can still be answered.
+func ExampleClient_ResumeSession() {
+	ctx := context.Background()
+	client := connect(ctx)
+	defer client.Stop(ctx)
+
+	session, err := client.ResumeSession(ctx, "stored-session", &copilot.SessionConfig{ContinuePendingWork: true})
+	if errors.Is(err, copilot.ErrSessionNotFound) || errors.Is(err, copilot.ErrCannotResume) {
+		session, err = client.CreateSession(ctx, nil) // start afresh
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(session.ID())
+	// Output: stored-session
+}
+
+// A subscription to the lives of all sessions, taken before the first one begins, misses none.
+func ExampleClient_SubscribeLifecycle() {
+	ctx := context.Background()
+	client := connect(ctx)
+	defer client.Stop(ctx)
+
+	notices := client.SubscribeLifecycle()
+	defer notices.Close()
+	if _, err := client.WatchSharedSession(ctx, "their-session", nil); err != nil {
+		log.Fatal(err)
+	}
+	notice, err := notices.Next(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(notice.Type, notice.SessionID)
+	// Output: session.disconnected their-session
 }

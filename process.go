@@ -11,6 +11,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -1130,4 +1132,113 @@ func (s *portScanner) error() *ListenError {
 		out = out[:max(0, len(out)-longest(s.secrets))] // may be half a secret
 	}
 	return &ListenError{Output: strings.ToValidUTF8(out[:min(len(out), quoteBytes)], "")}
+}
+
+// InstallCLI writes an executable, such as one that a program carries by go:embed, to a file for [Options.CLI], and returns its path. The
+// file's name in dir holds the SHA-256 of its contents; dir "" means copilot-go in the user's cache directory (see [os.UserCacheDir]). A file
+// that is there already, whole and executable, is left alone, else it is replaced atomically: installs at the same time, in several
+// processes, do not disturb each other, nor programs that run. Nobody else should be able to write to dir.
+//
+// What is installed is verified each time, which means reading both; cli should be an [io.Seeker] too, as a [bytes.Reader] is, so
+// that nothing needs to be written for that. ctx bounds the call.
+func InstallCLI(ctx context.Context, dir string, cli io.Reader) (path string, err error) {
+	if path, err = installCLI(ctx, dir, cli); err != nil {
+		return "", fmt.Errorf("copilot: install CLI: %w", err)
+	}
+	return path, nil
+}
+
+func installCLI(ctx context.Context, dir string, cli io.Reader) (string, error) {
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return "", err
+		}
+		dir = filepath.Join(cache, "copilot-go")
+	}
+	target := func(sum []byte) string {
+		name := "copilot-" + hex.EncodeToString(sum)
+		if runtime.GOOS == "windows" {
+			name += ".exe"
+		}
+		return filepath.Join(dir, name)
+	}
+	if s, ok := cli.(io.Seeker); ok {
+		if start, err := s.Seek(0, io.SeekCurrent); err == nil {
+			sum, err := checksum(ctx, io.Discard, cli)
+			if err != nil {
+				return "", err
+			}
+			if path := target(sum); isInstalled(ctx, path, sum) {
+				return path, nil
+			}
+			if _, err := s.Seek(start, io.SeekStart); err != nil {
+				return "", err
+			}
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	f, err := os.CreateTemp(dir, ".copilot-*")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(f.Name()) // fails once it has been renamed
+	sum, err := checksum(ctx, f, cli)
+	if closing := f.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		err = os.Chmod(f.Name(), 0o755)
+	}
+	if err != nil {
+		return "", err
+	}
+	path := target(sum)
+	if isInstalled(ctx, path, sum) {
+		return path, nil
+	}
+	if err := os.Rename(f.Name(), path); err != nil && !isInstalled(ctx, path, sum) { // Windows replaces no program that runs
+		return "", err
+	}
+	return path, nil
+}
+
+// checksum copies r to w and returns the SHA-256 of it.
+func checksum(ctx context.Context, w io.Writer, r io.Reader) ([]byte, error) {
+	h := sha256.New()
+	n, err := io.Copy(io.MultiWriter(h, w), contextReader{ctx, r})
+	if err == nil && n == 0 {
+		err = errors.New("there are no contents")
+	}
+	return h.Sum(nil), err
+}
+
+// contextReader stops reading when ctx is done.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r contextReader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, contextError(r.ctx)
+	}
+	return r.r.Read(p)
+}
+
+// isInstalled reports whether path is an executable file with this SHA-256, and not a link.
+func isInstalled(ctx context.Context, path string, sum []byte) bool {
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() || runtime.GOOS != "windows" && info.Mode().Perm() != 0o755 {
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	got, err := checksum(ctx, io.Discard, f)
+	return err == nil && bytes.Equal(got, sum)
 }

@@ -133,9 +133,7 @@ func (c *Client) WatchSharedSession(ctx context.Context, id string, opts *WatchO
 	pending := c.releases[id]
 	c.mu.Unlock()
 	if pending != nil { // the server works on requests concurrently
-		if err := pending.wait(ctx); err != nil && ctx.Err() != nil {
-			return nil, err
-		}
+		_ = pending.wait(ctx) // the call looks at ctx itself
 	}
 	w := &SharedSessionWatch{client: c, ring: newRing[Event](size)}
 	w.sub = w.ring.subscribe()

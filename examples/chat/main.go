@@ -275,7 +275,8 @@ type object map[string]any
 
 // demo is the other end of the protocol: a server that plays the same short scene for every prompt.
 func demo(conn net.Conn) {
-	in, count, session, rolled, busy := bufio.NewReader(conn), 0, "", "", false
+	defer conn.Close()
+	in, count, session, turn, rolled, busy := bufio.NewReader(conn), 0, "", "", any(nil), false
 	write := func(message object) {
 		body, _ := json.Marshal(message)
 		fmt.Fprintf(conn, "Content-Length: %d\r\n\r\n%s", len(body), body) // where this fails, so does the next read
@@ -304,7 +305,7 @@ func demo(conn net.Conn) {
 			Method string
 			Params struct {
 				SessionID, Prompt string
-				Result            struct{ Kind, TextResultForLLM string }
+				Result            any
 			}
 		}
 		header, err := textproto.NewReader(in).ReadMIMEHeader()
@@ -323,8 +324,8 @@ func demo(conn net.Conn) {
 			session = call.Params.SessionID
 			result = object{"sessionId": session}
 		case "session.send":
-			result = object{"messageId": "prompt"}
-			busy = true
+			turn, busy = fmt.Sprint("turn-", count), true
+			result = object{"messageId": turn}
 		}
 		write(object{"jsonrpc": "2.0", "id": call.ID, "result": result})
 		if !busy {
@@ -332,19 +333,20 @@ func demo(conn net.Conn) {
 		}
 		switch call.Method {
 		case "session.send":
-			event("user.message", object{"messageId": "prompt", "content": call.Params.Prompt})
+			event("user.message", object{"messageId": turn, "content": call.Params.Prompt})
 			if !say("This is a demo. It repeats what you wrote, " + strconv.Quote(call.Params.Prompt) + ", and rolls a die.") {
 				continue
 			}
-			dice := object{"requestId": "roll", "toolCallId": "roll", "toolName": "roll_dice", "arguments": object{"sides": 6}}
+			dice := object{"requestId": turn, "toolCallId": turn, "toolName": "roll_dice", "arguments": object{"sides": 6}}
 			event("tool.execution_start", dice)
 			event("external_tool.requested", dice)
 		case "session.tools.handlePendingToolCall":
-			rolled = call.Params.Result.TextResultForLLM
-			event("tool.execution_complete", object{"toolCallId": "roll", "success": true, "result": object{"content": rolled}})
-			event("permission.requested", object{"requestId": "ask", "permissionRequest": object{"kind": "shell", "fullCommandText": "date"}})
+			rolled = call.Params.Result
+			event("tool.execution_complete", object{"toolCallId": turn, "success": true, "result": object{"content": rolled}})
+			event("permission.requested", object{"requestId": turn, "permissionRequest": object{"kind": "shell", "fullCommandText": "date"}})
 		case "session.permissions.handlePendingPermissionRequest":
-			if say("The die shows " + rolled + ". The answer about running date was " + call.Params.Result.Kind + ".") {
+			decision, _ := call.Params.Result.(map[string]any)
+			if say(fmt.Sprintf("The die shows %v. The answer about running date was %v.", rolled, decision["kind"])) {
 				event("session.idle", object{})
 				busy = false
 			}
