@@ -1356,8 +1356,7 @@ func (s *Session) Ask(ctx context.Context, m Message) iter.Seq2[Event, error] {
 //
 // The server marks the end of everything with session.idle, not the end of one message's turn; this tells which idle belongs to whom.
 type turns struct {
-	busy   bool  // something was begun, by whomever, and no idle has come since
-	owed   bool  // a turn ended early, by an error or abort; its idle is still to come
+	busy   bool  // something was begun, by whomever, and no idle has come since: one is owed, also after an error or abort that ended a turn
 	active *turn // the one that is waited for
 
 	logging int             // Log calls with level error in flight: an error event may be theirs
@@ -1457,9 +1456,6 @@ func (t *turn) answer(raw json.RawMessage, err error) {
 	s := t.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.turns.active != t { // nobody waits any more
-		return
-	}
 	t.id, t.answered = unquote(member(raw, "messageId")), true
 	t.begin = s.ring.position()
 	early := t.early
@@ -1519,7 +1515,7 @@ func (ts *turns) event(e *Event, n uint64) {
 	case EventUserMessage, EventAssistantTurnStart:
 		ts.busy = true
 	case EventSessionIdle:
-		ts.busy, ts.owed = false, false
+		ts.busy = false
 	}
 }
 
@@ -1574,9 +1570,6 @@ func (ts *turns) logDone(id string) {
 	t.held = nil
 	for _, e := range held { // holds again what may be another Log's
 		t.step(&e.event, e.n)
-		if e.event.Type == EventSessionIdle && t.isOver() {
-			ts.owed = false // it came after the error that was held
-		}
 	}
 }
 
@@ -1603,7 +1596,6 @@ func (t *turn) step(e *Event, n uint64) {
 	if t.isOver() {
 		return
 	}
-	ts := &t.session.turns
 	if last := len(t.held) - 1; last >= 0 && e.Type != EventUserMessage {
 		if t.held[last].event.Type != EventSessionError {
 			return // the turn is over, one way or the other
@@ -1618,7 +1610,7 @@ func (t *turn) step(e *Event, n uint64) {
 	case EventUserMessage:
 		switch unquote(member(e.Data, "messageId")) {
 		case t.id:
-			t.started, t.earlier, ts.owed = true, false, false
+			t.started, t.earlier = true, false
 			t.begin, t.last, t.held, t.doubt = n, nil, nil, nil
 			t.disarm()
 			t.settle()
@@ -1633,13 +1625,12 @@ func (t *turn) step(e *Event, n uint64) {
 	case EventSessionError:
 		t.failed(e, n)
 	case EventAbort:
-		ts.owed = true
 		t.finish(t.session.errorFor(ErrAborted), n+1)
 	case EventSessionShutdown:
 		t.finish(t.session.errorFor(ErrClosed), n+1)
 	case EventSessionIdle:
 		switch {
-		case !t.started && (ts.owed || t.earlier):
+		case t.earlier:
 			t.earlier = false // that was the earlier run's
 			t.arm()
 		case string(member(e.Data, "aborted")) == "true":
@@ -1676,11 +1667,10 @@ func (t *turn) failed(e *Event, n uint64) {
 		if len(t.held) <= ts.logging { // one more than can be a Log's
 			t.held = append(t.held, numbered{*e, n})
 		}
-	case origin == "" && !t.started && t.earlier: // the earlier run's, unless ours never begins
+	case origin == "" && t.earlier: // the earlier run's, unless ours never begins
 		t.doubt = t.session.errorFor(newAgentError(e))
 		t.arm()
 	default:
-		ts.owed = true // the server sends an idle after it
 		t.finish(t.session.errorFor(newAgentError(e)), n+1)
 	}
 }

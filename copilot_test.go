@@ -3082,6 +3082,7 @@ func TestTurnRules(t *testing.T) {
 		want                string
 		is                  func(error) bool // nil: no error
 		asked               string           // what Ask yields
+		doubt               bool             // the server is asked whether it still works
 	}{
 		{name: "plain", late: script{own, spineSays("a"), idle}, want: "a",
 			asked: "user.message assistant.message session.idle"},
@@ -3131,9 +3132,10 @@ func TestTurnRules(t *testing.T) {
 		{name: "sub-agents", late: script{own, spineSays("sub", agent...), spineEv("session.idle", nil, agent...), spineEv("abort", nil, agent...),
 			spineEv("session.error", map[string]any{"errorType": "query"}, agent...), spineSays("a"), spineSays("sub", agent...), idle}, want: "a"},
 
-		{name: "dropped behind an earlier run", before: script{other}, late: script{spineSays("old"), idle}, want: "old",
+		{name: "another message behind ours", late: script{own, spineSays("a"), other, spineSays("b"), idle}, want: "b"},
+		{name: "dropped behind an earlier run", doubt: true, before: script{other}, late: script{spineSays("old"), idle}, want: "old",
 			asked: "assistant.message session.idle"}, // what follows the answer counts then
-		{name: "failed behind an earlier run", before: script{other}, late: script{spineFails(""), idle}, is: failed},
+		{name: "failed behind an earlier run", doubt: true, before: script{other}, late: script{spineFails(""), idle}, is: failed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			leakCheck(t)
@@ -3180,6 +3182,9 @@ func TestTurnRules(t *testing.T) {
 				}
 				if tt.is == nil && err != nil || tt.is != nil && !tt.is(err) {
 					t.Errorf("Ask=%v: got %v", ask, err)
+				}
+				if asked := len(p.calls("session.metadata.isProcessing")) > 0; asked != tt.doubt {
+					t.Errorf("Ask=%v: the server was asked: %v", ask, asked)
 				}
 				if text != tt.want {
 					t.Errorf("Ask=%v: got %q, want %q", ask, text, tt.want)
@@ -3257,6 +3262,9 @@ func TestTurnAfterTurn(t *testing.T) {
 	}
 	if text, err := ask(nil, []spineEvent{idle}); text != "" || err != nil {
 		t.Errorf("after refusals: %q, %v", text, err)
+	}
+	if n := len(p.calls("session.metadata.isProcessing")); n > 0 {
+		t.Errorf("the server was asked %d times whether it works: nothing here leaves a doubt for long", n)
 	}
 }
 
@@ -3379,7 +3387,10 @@ func TestTurnDroppedWhileTheServerWorks(t *testing.T) {
 	p.sync()
 	asked := 0
 	p.handle("session.metadata.isProcessing", func(p *peer, m peerMessage) any {
-		if asked++; asked == 1 {
+		switch asked++; asked {
+		case 1:
+			return noAnswer // in time, which proves nothing
+		case 2:
 			return map[string]any{"processing": true}
 		}
 		p.send(spineUser("m1")(p, s.ID()), spineSays("a")(p, s.ID()), spineEv("session.idle", nil)(p, s.ID()))
@@ -3387,7 +3398,7 @@ func TestTurnDroppedWhileTheServerWorks(t *testing.T) {
 	})
 	spineScripted(p, nil, []spineEvent{spineEv("session.idle", nil)})
 	m, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"})
-	if err != nil || m == nil || m.Content != "a" || asked != 2 {
+	if err != nil || m == nil || m.Content != "a" || asked != 3 {
 		t.Errorf("asked %d times, got %+v, %v", asked, m, err)
 	}
 }
@@ -3499,6 +3510,26 @@ func TestCase066OneTerminalPair(t *testing.T) {
 	}
 }
 
+// TestCallsOfADeletedSession is about calls in flight when the session goes and the connection stays.
+func TestCallsOfADeletedSession(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	for _, method := range []string{"work", "session.send"} {
+		p.handle(method, func(*peer, peerMessage) any { return noAnswer })
+	}
+	call := async(func() error { return s.Call(testContext(t), "work", nil, nil) })
+	turn := async(func() error { _, err := s.SendAndWait(testContext(t), Message{Prompt: "hi"}); return err })
+	p.wait("work", 1)
+	p.wait("session.send", 1)
+	p.send(notification("session.lifecycle", map[string]any{"type": "session.deleted", "sessionId": s.ID()}))
+	for what, result := range map[string]<-chan error{"call": call, "turn": turn} {
+		if err := await(t, what, result); !errors.Is(err, ErrSessionNotFound) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
 func TestCase067NoTimerIsLeft(t *testing.T) {
 	leakCheck(t)
 	c, p := newPeer(t, nil)
@@ -3509,24 +3540,42 @@ func TestCase067NoTimerIsLeft(t *testing.T) {
 	if _, err := s.SendAndWait(ctx, Message{Prompt: "hi"}); err != nil {
 		t.Error(err)
 	}
-	// The library's own timer of a turn, which only doubt winds up, is gone with the doubt.
-	p.emit(s.ID(), "user.message", map[string]any{"messageId": "m0"})
-	spineScripted(p, nil, []spineEvent{spineEv("session.idle", nil)})
-	left, leave := context.WithCancel(ctx)
-	waited := async(func() error { _, err := s.SendAndWait(left, Message{Prompt: "hi"}); return err })
-	spineHandled(p, "session.send", 2)
-	s.mu.Lock()
-	turn := s.turns.active
-	wound := turn != nil && turn.backstop != nil
-	s.mu.Unlock()
-	leave()
-	if err := await(t, "turn", waited); !errors.Is(err, context.Canceled) {
-		t.Error(err)
+	// The library's own timer of a turn, which only doubt winds up, is gone with the doubt: when the turn's own message comes, or nobody waits.
+	for i, begins := range []bool{true, false} {
+		p.emit(s.ID(), "user.message", map[string]any{"messageId": "m0"})
+		spineScripted(p, nil, []spineEvent{spineEv("session.idle", nil)})
+		left, leave := context.WithCancel(ctx)
+		waited := async(func() error { _, err := s.SendAndWait(left, Message{Prompt: "hi"}); return err })
+		spineHandled(p, "session.send", 2+i)
+		s.mu.Lock()
+		turn := s.turns.active
+		wound := turn != nil && turn.backstop != nil
+		s.mu.Unlock()
+		if !wound {
+			t.Fatal("no doubt")
+		}
+		if begins {
+			p.emit(s.ID(), "user.message", map[string]any{"messageId": "m1"})
+			p.sync()
+		} else {
+			leave()
+			if err := await(t, "turn", waited); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
+		s.mu.Lock()
+		if turn.backstop != nil {
+			t.Errorf("begins=%v: the timer still runs", begins)
+		}
+		s.mu.Unlock()
+		if begins {
+			p.emit(s.ID(), "session.idle", nil)
+			if err := await(t, "turn", waited); err != nil {
+				t.Error(err)
+			}
+		}
+		leave()
 	}
-	if s.mu.Lock(); !wound || turn.backstop != nil {
-		t.Errorf("the timer was wound up: %v, it still runs: %v", wound, turn.backstop != nil)
-	}
-	s.mu.Unlock()
 }
 
 func TestCase068CancelledWait(t *testing.T) {
@@ -11948,7 +11997,7 @@ func TestLogEndsNoTurn(t *testing.T) {
 			}
 			p.sync()
 			s.mu.Lock()
-			if ts := &s.turns; ts.logging != 0 || len(ts.logged) != 0 || len(ts.recent) != 0 || ts.owed || ts.busy {
+			if ts := &s.turns; ts.logging != 0 || len(ts.logged) != 0 || len(ts.recent) != 0 || ts.busy {
 				t.Errorf("left behind: %+v", ts)
 			}
 			s.mu.Unlock()
