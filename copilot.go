@@ -336,7 +336,8 @@ type Options struct {
 	MaxHandlers        int           // handler calls of each class that run at once, see [SessionConfig]; 0 means 256
 	Logger             *slog.Logger  `json:"-"` // diagnostics; nil is silent
 
-	// TraceContext supplies the W3C trace context of outgoing calls; empty strings send none.
+	// TraceContext supplies the W3C trace context of outgoing calls; empty strings send none. Nil passes on that of the tool call whose
+	// handler makes the call, see [TraceContextFrom].
 	TraceContext func(ctx context.Context) (traceparent, tracestate string)
 	// ListModels replaces the server's model list, for hosts that bring their own.
 	ListModels func(ctx context.Context) ([]Model, error)

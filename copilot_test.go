@@ -8774,6 +8774,9 @@ func TestBroadcastAnswers(t *testing.T) {
 	if !strings.Contains(log.String(), "bang") || !strings.Contains(log.String(), "copilot_test.go") {
 		t.Error("no panic with its stack in the log")
 	}
+	if !strings.Contains(log.String(), "managed settings do not let") {
+		t.Error("the log does not say why ApproveAll approved nothing")
+	}
 }
 
 // TestBroadcastInputs checks what handlers of broadcasts are told.
@@ -8843,7 +8846,7 @@ func TestBroadcastInputs(t *testing.T) {
 	r := ask(`{"permissionRequest":{"kind":"shell","toolCallId":"c","fullCommandText":"ls > x","intention":"look","commands":[{"identifier":"ls","readOnly":true}],
 		"possiblePaths":["x"],"possibleUrls":[{"url":"u"}],"hasWriteFileRedirection":true,"canOfferSessionApproval":true,"requestSandboxBypassReason":null},"promptRequest":{"kind":"commands"}}`)
 	if r.SessionID != "s" || r.AgentID != "sub" || r.Kind != PermissionShell || r.ToolCallID != "c" || r.Intention != "look" || r.FullCommandText != "ls > x" ||
-		!r.Commands[0].ReadOnly || r.PossibleURLs[0].URL != "u" || !r.HasWriteFileRedirection || !r.CanOfferSessionApproval || len(r.Paths()) != 1 ||
+		!r.Commands[0].ReadOnly || r.PossibleURLs[0] != "u" || !r.HasWriteFileRedirection || !r.CanOfferSessionApproval || len(r.Paths()) != 1 ||
 		string(r.Prompt) != `{"kind":"commands"}` || r.Managed || r.ManagedApprovalRequired || r.RequestID == "" || !bytes.Contains(r.Raw, []byte("fullCommandText")) {
 		t.Errorf("got %+v", r)
 	}
@@ -9685,10 +9688,13 @@ func TestQuestionAnsweredElsewhere(t *testing.T) {
 	b.release <- struct{}{}
 	await(t, "answer", one)
 	await(t, "answer", two)
-	completed()
-	completed() // of our own answers
 	three := p.ask("userInput.request", question)
 	await(t, "third question", b.begun)
+	completed()
+	completed() // of our own answers to the first two
+	if len(b.causes) != 0 {
+		t.Fatal("our own answer to one question has ended another")
+	}
 	completed()
 	if cause := await(t, "handler's context", b.causes); !errors.Is(cause, errResolved) {
 		t.Errorf("cause is %v", cause)

@@ -274,7 +274,7 @@ func (t *task) start(done func(result any, err error)) {
 			return t.run(t.ctx)
 		}, func(result any, err error) {
 			if err != nil && t.ctx.Err() == nil {
-				c.log.Warn("copilot: a handler failed", "error", c.mask(clip(err.Error()), nil))
+				c.log.Debug("copilot: a handler failed", "error", c.mask(clip(err.Error()), nil))
 			}
 			if !t.settle() {
 				return
@@ -900,7 +900,7 @@ type PermissionRequest struct {
 	FullCommandText          string              `json:"fullCommandText"`          // shell
 	Commands                 []PermissionCommand `json:"commands"`                 // shell
 	PossiblePaths            []string            `json:"possiblePaths"`            // shell
-	PossibleURLs             []PermissionURLPart `json:"possibleUrls"`             // shell
+	PossibleURLs             []string            `json:"-"`                        // shell
 	HasWriteFileRedirection  bool                `json:"hasWriteFileRedirection"`  // shell
 	ResolvedWorkingDirectory string              `json:"resolvedWorkingDirectory"` // shell
 	ResolvedPaths            map[string]string   `json:"resolvedPaths"`            // shell
@@ -952,11 +952,6 @@ type PermissionRequest struct {
 type PermissionCommand struct {
 	Identifier string `json:"identifier"`
 	ReadOnly   bool   `json:"readOnly"`
-}
-
-// PermissionURLPart is a URL that a shell line may visit.
-type PermissionURLPart struct {
-	URL string `json:"url"`
 }
 
 // Paths returns the files and directories that the request says it is about; empty does not mean that it touches none.
@@ -1220,9 +1215,16 @@ func (s *Session) permissionJob(data json.RawMessage, agent string) job {
 	return job{
 		scope: turnScope,
 		run: func(ctx context.Context) (any, error) {
-			var r PermissionRequest
-			if err := json.Unmarshal(raw, &r); err != nil {
-				r, kind = PermissionRequest{}, ""
+			var wire struct {
+				PermissionRequest
+				PossibleURLs []struct{ URL string } `json:"possibleUrls"`
+			}
+			if err := json.Unmarshal(raw, &wire); err != nil {
+				wire.PermissionRequest, wire.PossibleURLs, kind = PermissionRequest{}, nil, ""
+			}
+			r := wire.PermissionRequest
+			for _, u := range wire.PossibleURLs {
+				r.PossibleURLs = append(r.PossibleURLs, u.URL)
 			}
 			r.SessionID, r.RequestID, r.AgentID = s.id, unquote(member(data, "requestId")), agent
 			r.Kind, r.Raw, r.Prompt, r.Managed = kind, raw, member(data, "promptRequest"), s.host.managed
@@ -1237,10 +1239,9 @@ func (s *Session) permissionJob(data json.RawMessage, agent string) job {
 		},
 		reply: func(result any, err error) (any, error) {
 			d, _ := result.(PermissionDecision)
-			if err != nil {
-				d = UserNotAvailable()
+			if err == nil {
+				result, err = d.members(kind)
 			}
-			result, err = d.members(kind)
 			if err != nil {
 				d = UserNotAvailable()
 				result, _ = d.members(kind)
