@@ -946,22 +946,20 @@ func (c *Client) releaseAll(ctx context.Context) (errs []error) {
 		routes = append(routes, r)
 	}
 	c.mu.Unlock()
-	var releases []*release
+	releases := make(map[*release]bool)
 	for _, r := range routes {
 		if rel := r.release(); rel != nil {
-			releases = append(releases, rel)
+			releases[rel] = true
 		} else {
 			r.end(ErrClosed) // a start without an answer; what that brings is released when it comes
 		}
 	}
 	c.mu.Lock()
-	for _, rel := range c.releases { // those that were in flight before
-		if !slices.Contains(releases, rel) {
-			releases = append(releases, rel)
-		}
+	for _, rel := range c.releases { // those that were in flight before, too
+		releases[rel] = true
 	}
 	c.mu.Unlock()
-	for _, rel := range releases {
+	for rel := range releases {
 		if err := rel.wait(ctx); err != nil {
 			errs = append(errs, &SessionError{SessionID: rel.id, Err: &nestedError{fmt.Errorf("%w: session", ErrNotConfirmed), err}})
 		}
