@@ -14808,14 +14808,13 @@ func TestModelTransportFailures(t *testing.T) {
 			return nil, req.Context().Err()
 		}))
 		p.begin(modelStart)
-		for method, params := range map[string][]string{
-			"httpRequestStart": {modelStart, `{"method":"GET","url":"http://a"}`, `{"requestId":"q","headers":{"a":"b"}}`, `[]`},
-			"httpRequestChunk": {`{"requestId":3}`, `{"requestId":"r","data":7}`},
+		for _, bad := range [][2]string{
+			{"httpRequestStart", modelStart}, {"httpRequestStart", `{"method":"GET","url":"http://a"}`},
+			{"httpRequestStart", `{"requestId":"q","headers":{"a":"b"}}`}, {"httpRequestStart", `[]`},
+			{"httpRequestChunk", `{"requestId":3}`}, {"httpRequestChunk", `{"requestId":"r","data":7}`}, // the last one ends the exchange
 		} {
-			for _, params := range params {
-				if got := hostAnswer(p.peer, "llmInference."+method, params); !strings.HasPrefix(got, "-32602 params") {
-					t.Errorf("%s %s: %s", method, params, got)
-				}
+			if got := hostAnswer(p.peer, "llmInference."+bad[0], bad[1]); !strings.HasPrefix(got, "-32602 params") {
+				t.Errorf("%s %s: %s", bad[0], bad[1], got)
 			}
 		}
 		if line := await(t, "start", p.frames); line != "r 499  {}" {
