@@ -1165,6 +1165,79 @@ func TestCase014ExitStatusOfClient(t *testing.T) {
 	}
 }
 
+// A client without a process has nothing to kill and nothing to wait for.
+func TestForcedStopWithoutProcess(t *testing.T) {
+	leakCheck(t)
+	c, _ := newPeer(t, nil)
+	if state, err := c.ForceStopAndWait(testContext(t)); state != nil || err != nil {
+		t.Errorf("got %v, %v", state, err)
+	}
+	f := c.StartForceStop()
+	await(t, "outcome", f.Done())
+	if c.PID() != 0 || f.PID() != 0 {
+		t.Errorf("process numbers %d and %d", c.PID(), f.PID())
+	}
+	await(t, "client's end", c.Done())
+	if err := c.Err(); err != ErrClosed {
+		t.Errorf("Err is %v", err)
+	}
+}
+
+// Nobody has to stop a client whose child ends: it is reaped all the same, also where it dies within a frame.
+func TestDroppedClients(t *testing.T) {
+	spineFlat(t)
+	o := spineOptions(t, spineScript{On: map[string]string{"work": "raw Content-Length: 100\r\n\r\n{\"jsonrpc\"", "leave": "exit 3"}})
+	for range 5 {
+		c, err := Start(testContext(t), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		torn := async(func() error { return c.Call(testContext(t), "work", nil, nil) })
+		left := async(func() error { return c.Call(testContext(t), "leave", nil, nil) })
+		var exit *ExitError
+		for _, call := range []<-chan error{torn, left} {
+			if err := await(t, "call", call); !errors.As(err, &exit) || exit.State.ExitCode() != 3 {
+				t.Errorf("got %v", err)
+			}
+		}
+		await(t, "client's end", c.Done())
+	}
+}
+
+// A Stop that was given up gives nothing up: the forced stop still reaches the child, and all of them have one outcome.
+func TestForcedStopAfterCancelledStop(t *testing.T) {
+	spineFlat(t)
+	c := spineStart(t, spineOptions(t, spineScript{IgnoreEOF: true, IgnoreTERM: true, On: map[string]string{"runtime.shutdown": "silent"}}))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := c.Stop(ctx); err != nil && !errors.Is(err, ErrNotConfirmed) {
+		t.Errorf("Stop: %v", err)
+	}
+	var outcomes []<-chan error
+	states := make(chan *os.ProcessState, 16)
+	for range cap(states) {
+		outcomes = append(outcomes, async(func() error {
+			state, err := c.ForceStopAndWait(testContext(t))
+			states <- state
+			return err
+		}))
+	}
+	first := await(t, "state", states)
+	if first == nil || first.Success() {
+		t.Errorf("the child ended with %v", first)
+	}
+	for range cap(states) - 1 {
+		if state := await(t, "state", states); state != first {
+			t.Errorf("states differ: %v and %v", state, first)
+		}
+	}
+	for _, outcome := range outcomes {
+		if err := await(t, "outcome", outcome); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestCase015OrderlyStop(t *testing.T) {
 	t.Run("finishes", func(t *testing.T) {
 		spineFlat(t)
