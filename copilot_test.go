@@ -1775,8 +1775,8 @@ func TestCase030FrameLimit(t *testing.T) {
 		p.raw([]byte(spineFrame(sized(n))))
 	}
 	p.sync()
-	pending := async(func() error { return c.Call(testContext(t), "work", nil, nil) })
 	p.handle("work", func(*peer, peerMessage) any { return noAnswer })
+	pending := async(func() error { return c.Call(testContext(t), "work", nil, nil) })
 	p.wait("work", 1)
 	p.raw([]byte(fmt.Sprintf("Content-Length: %d\r\n\r\n", limit+1)))
 	await(t, "client's end", c.Done())
