@@ -373,7 +373,7 @@ func (s *tasks) observe(observer EventType) {
 	}
 	var found []*task
 	for _, t := range s.byKey {
-		if t.observer == observer {
+		if t.observer == observer && !t.settled.Load() { // one that is settled was answered, and is just about to leave
 			found = append(found, t)
 		}
 	}
