@@ -764,7 +764,7 @@ func (p *process) end(ctx context.Context, grace time.Duration, asked bool) erro
 	}
 	err := fmt.Errorf("%w: process %d was killed, but not reaped yet", ErrNotConfirmed, p.pid())
 	if ctx.Err() != nil {
-		err = fmt.Errorf("%w: %w", err, ctxError(ctx))
+		err = fmt.Errorf("%w: %w", err, contextError(ctx))
 	}
 	return err
 }
@@ -846,7 +846,7 @@ func (f *ForcedShutdown) Wait(ctx context.Context) (*os.ProcessState, error) {
 	case <-f.done:
 		return f.state, f.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: process %d is not reaped yet: %w", ErrNotConfirmed, f.pid, ctxError(ctx))
+		return nil, fmt.Errorf("%w: process %d is not reaped yet: %w", ErrNotConfirmed, f.pid, contextError(ctx))
 	}
 }
 
@@ -1038,7 +1038,7 @@ func (p *process) listenPort(ctx context.Context) (int, error) {
 	select {
 	case <-p.portKnown:
 	case <-ctx.Done():
-		return 0, fmt.Errorf("%w: %w", p.scan.error(), ctxError(ctx))
+		return 0, fmt.Errorf("%w: %w", p.scan.error(), contextError(ctx))
 	}
 	if p.port == 0 && p.scan.ended {
 		t := time.NewTimer(killWait) // the reaping may be a moment behind the end of stdout
@@ -1054,15 +1054,6 @@ func (p *process) listenPort(ctx context.Context) (int, error) {
 		return 0, p.scan.error()
 	}
 	return p.port, nil
-}
-
-// ctxError is the error of a ctx that is done: its own, and its cause where that says more.
-func ctxError(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if cause == err {
-		return err
-	}
-	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // drainStdout finds the announcement on the stdout of a TCP server, and goes on reading: the server must never wait
