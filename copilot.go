@@ -1257,16 +1257,15 @@ func (s *Session) History(ctx context.Context) ([]Event, error) {
 
 // Abort ends the running turn, if there is one, and empties the queue. Contexts of handlers that the turn waits for end with ErrAborted.
 func (s *Session) Abort(ctx context.Context) error {
-	var result struct {
-		Success *bool  `json:"success"`
-		Error   string `json:"error"`
-	}
+	var result outcome
 	running := s.tasks.ofTurn("")
 	if err := s.Call(ctx, "session.abort", nil, &result); err != nil {
 		return err
 	}
-	if result.Success != nil && !*result.Success && result.Error != "" {
-		return s.client.refused("session.abort", result.Error, s.id)
+	if result.Error != "" { // without one there was nothing to abort
+		if err := result.refusal(s.client, "session.abort", s.id); err != nil {
+			return err
+		}
 	}
 	cancelTasks(running, ErrAborted) // as the abort event does, where there was a turn to say it
 	return nil

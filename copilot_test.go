@@ -8356,6 +8356,9 @@ func TestDirectRequests(t *testing.T) {
 	mode := func(f func() (AutoModeSwitchResponse, error)) SessionConfig {
 		return SessionConfig{OnAutoModeSwitch: func(context.Context, AutoModeSwitchRequest) (AutoModeSwitchResponse, error) { return f() }}
 	}
+	preToolUse := func(out PreToolUseOutput) SessionConfig {
+		return SessionConfig{Hooks: &Hooks{PreToolUse: func(context.Context, PreToolUseInput) (PreToolUseOutput, error) { return out, nil }}}
+	}
 	hook := func(f func() (any, error)) SessionConfig {
 		return SessionConfig{OnHook: func(context.Context, HookCall) (any, error) { return f() }}
 	}
@@ -8402,6 +8405,11 @@ func TestDirectRequests(t *testing.T) {
 			fmt.Sprintf(deny, "the host's handler gave no valid answer: the output is no object"), hook(func() (any, error) { return 7, nil })},
 		{"unknown decision", "hooks.invoke", `{"hookType":"preToolUse","input":{}}`,
 			fmt.Sprintf(deny, `the host's handler gave no valid answer: unknown decision "Deny"`), hook(func() (any, error) { return PreToolUseOutput{Decision: "Deny"}, nil })},
+		{"zero", "hooks.invoke", `{"hookType":"preToolUse","input":{}}`,
+			fmt.Sprintf(deny, "the host's handler gave no valid answer: zero decision"), preToolUse(PreToolUseOutput{})},
+		{"pass", "hooks.invoke", `{"hookType":"preToolUse","input":{}}`, `{"output":{}}`, preToolUse(PreToolUseOutput{Decision: HookPass})},
+		{"more than a decision", "hooks.invoke", `{"hookType":"preToolUse","input":{}}`, `{"output":{"additionalContext":"c"}}`,
+			preToolUse(PreToolUseOutput{AdditionalContext: "c"})},
 		{"no JSON", "hooks.invoke", `{"hookType":"preToolUse","input":{}}`,
 			fmt.Sprintf(deny, "json: unsupported type: chan int"), hook(func() (any, error) { return make(chan int), nil })},
 

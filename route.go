@@ -1668,10 +1668,11 @@ func (s *Session) transformJob(params json.RawMessage) job {
 // ---- hooks ----
 
 // Hooks are functions that the agent calls at fixed points of its work and waits for: they should be quick, or heed ctx. Each returns its output,
-// whose zero value changes nothing. An error or a panic counts as no output, except that PreToolUse denies the tool then. They are called on
-// goroutines of their own, several at a time; those for sub-agents come with the id of the sub-agent's session.
+// whose zero value changes nothing. An error or a panic counts as no output. PreToolUse differs: an error, a panic and the zero value deny the
+// tool. They are called on goroutines of their own, several at a time; those for sub-agents come with the id of the sub-agent's session.
 type Hooks struct {
-	// PreToolUse runs before each tool call: it may deny or allow it, have the user asked, and change the arguments.
+	// PreToolUse runs before each tool call: it may deny or allow it, have the user asked, and change the arguments. One that only looks on returns
+	// HookPass.
 	PreToolUse func(ctx context.Context, in PreToolUseInput) (PreToolUseOutput, error)
 	// PreMCPToolCall runs before a call of an MCP server's tool is sent.
 	PreMCPToolCall func(ctx context.Context, in PreMCPToolCallInput) (PreMCPToolCallOutput, error)
@@ -1719,11 +1720,12 @@ func (in *HookInput) complete(raw json.RawMessage) {
 // HookDecision is what a PreToolUse hook says of a tool call.
 type HookDecision string
 
-// The decisions of a PreToolUse hook. "" leaves the call to the usual permission.
+// The decisions of a PreToolUse hook. "" is HookPass in an output that has something else to say, and HookDeny in one that has not.
 const (
 	HookAllow HookDecision = "allow" // without asking for permission
 	HookDeny  HookDecision = "deny"
-	HookAsk   HookDecision = "ask" // a permission of kind "hook"
+	HookAsk   HookDecision = "ask"  // a permission of kind "hook"
+	HookPass  HookDecision = "pass" // the usual permission decides
 )
 
 // PreToolUseInput is the input of Hooks.PreToolUse.
@@ -1895,7 +1897,7 @@ type SubagentStopInput struct {
 	StopHookActive bool            `json:"stop_hook_active"`
 }
 
-// HookCall is a hook that [Hooks] has no function for.
+// HookCall is a hook that [Hooks] has no function for. A nil output says nothing, also of a preToolUse.
 type HookCall struct {
 	SessionID string
 	Type      string          // such as "preToolUse", or one that is younger than this package
@@ -1931,11 +1933,28 @@ func silent[I any](f func(ctx context.Context, in I) error) func(ctx context.Con
 	return func(ctx context.Context, in I) (struct{}, error) { return struct{}{}, f(ctx, in) }
 }
 
+// decided makes an output without any content a denial, and one that passes has no decision for the server.
+func decided(f func(ctx context.Context, in PreToolUseInput) (PreToolUseOutput, error)) func(ctx context.Context, in PreToolUseInput) (PreToolUseOutput, error) {
+	if f == nil {
+		return nil
+	}
+	return func(ctx context.Context, in PreToolUseInput) (PreToolUseOutput, error) {
+		out, err := f(ctx, in)
+		if err == nil && reflect.ValueOf(out).IsZero() {
+			err = fmt.Errorf("%w: zero decision", errBadHandler)
+		}
+		if out.Decision == HookPass {
+			out.Decision = ""
+		}
+		return out, err
+	}
+}
+
 // of returns the function for a type of hook, nil where there is none.
 func (h *Hooks) of(hookType string) hookFunc {
 	switch hookType {
 	case "preToolUse":
-		return typed(h.PreToolUse)
+		return typed(decided(h.PreToolUse))
 	case "preMcpToolCall":
 		return typed(h.PreMCPToolCall)
 	case "postToolUse":
