@@ -64,7 +64,7 @@ func Example_quickStart() {
 	// Output: You said: good morning
 }
 
-// Ask sends a message and ranges over its turn.
+// Ask sends a message and ranges over its turn. Who prefers gaps to an end goes on after a *LagError.
 func ExampleSession_Ask() {
 	ctx := context.Background()
 	client := connect(ctx, nil)
