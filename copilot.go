@@ -76,8 +76,9 @@
 // # Errors
 //
 // Errors are told apart with [errors.Is] and [errors.As]: by the sentinels, such as [ErrClosed] and [ErrSessionNotFound], and by types that
-// carry data, such as [*RPCError], [*ExitError] and [*SessionError]. The first cause that ends a client or session stays, and every later
-// call returns it. Neither secrets nor session ids stand in their texts; [SessionError] has the id as a field.
+// carry data, such as [*RPCError], [*ExitError] and [*SessionError]. Methods whose comments name no errors return those of [Client.Call] or
+// [Session.Call]. The first cause that ends a client or session stays, and every later call returns it. Neither secrets nor session ids
+// stand in their texts; [SessionError] has the id as a field.
 //
 // # Concurrency
 //
@@ -326,7 +327,7 @@ type Transport int
 // The transports of a launched CLI.
 const (
 	Stdio Transport = iota // its stdin and stdout; it ends with its host
-	TCP                    // a loopback port, for CLIs that other clients join
+	TCP                    // a loopback port, for CLIs that other clients join: at Options.Port, with Options.ConnectionToken
 )
 
 // ClientMode is the set of defaults that sessions start from. With [ModeEmpty], [Start] needs Options.BaseDir or Options.SessionFS, and each
@@ -597,7 +598,8 @@ type stdioPipes struct {
 func (p *stdioPipes) Close() error { return errors.Join(p.WriteCloser.Close(), p.ReadCloser.Close()) }
 
 // Dial connects to a CLI server that listens on TCP: "host:port", "http://host:port" or a port of this machine. Such a server is left,
-// never shut down. ctx bounds the connection and the handshake only.
+// never shut down. ctx bounds the connection and the handshake only. Errors are the dialer's, or as those of [Start]; a ConnectionToken that
+// the server refuses is ErrAuthentication.
 func Dial(ctx context.Context, addr string, opts *Options) (*Client, error) {
 	begun := time.Now()
 	o, err := opts.checkedExternal()
@@ -624,7 +626,7 @@ func Dial(ctx context.Context, addr string, opts *Options) (*Client, error) {
 }
 
 // NewClient connects over a byte stream: a tunnel, a pipe, a test. The client owns conn from here on and closes it, also when NewClient
-// fails. Reads and writes must return once it is closed. ctx bounds the handshake only.
+// fails. Reads and writes must return once it is closed. ctx bounds the handshake only. Errors are as those of [Start].
 func NewClient(ctx context.Context, conn io.ReadWriteCloser, opts *Options) (*Client, error) {
 	if conn == nil {
 		return nil, fmt.Errorf("%w: conn is nil", ErrInvalidConfig)

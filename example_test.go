@@ -41,7 +41,9 @@ func Example() {
 		log.Print(err)
 		return
 	}
-	fmt.Println(answer.Content)
+	if answer != nil { // an agent may have done its work without a word
+		fmt.Println(answer.Content)
+	}
 }
 
 // The other examples run against a scripted server: connect stands where a program calls Start.
