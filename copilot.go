@@ -70,7 +70,7 @@
 // [Client.Stop] releases sessions, asks a launched CLI to leave, and escalates in bounded steps up to the kill. It returns nil only when
 // everything is confirmed; else the error matches [ErrNotConfirmed]. Its context should not be one that has ended by then: that means to kill
 // at once. [Client.ForceStop], [Client.StartForceStop] and [Client.ForceStopAndWait] do. A kill reaches the process group and, on Linux, the
-// descendants that left it. A CLI that dies by itself is reaped, and [Client.Done], [Client.Err] and every sequence tell its exit status and
+// descendants that left it; on Windows, a job object. A CLI that dies by itself is reaped, and [Client.Done], [Client.Err] and every sequence tell its exit status and
 // the tail of its stderr. There is no restart: Start makes a new client, ResumeSession goes on.
 //
 // # Errors
@@ -95,7 +95,8 @@
 // # Limits
 //
 // An incoming frame may have Options.MaxFrameBytes. What the server sends for a session whose id it has yet to choose (cloud) cannot be routed
-// before its answer. A command that has detached itself before a kill cannot be found, nor, outside Linux, one that left the process group.
+// before its answer. A command that has detached itself before a kill cannot be found, nor, on macOS and the BSDs, one that left the process
+// group: Stop leaves those to the CLI, a kill misses them.
 // Secrets given in options and configurations are masked in errors, logs and printed values; what a tool or the model writes into events
 // is not.
 //
