@@ -443,7 +443,10 @@ func ExampleDial() {
 		fmt.Println("asked for", p.City)
 		return "rain", nil
 	})
-	session, err := client.ResumeSession(ctx, "their-session", &copilot.SessionConfig{Tools: []copilot.Tool{weather}})
+	session, err := client.ResumeSession(ctx, "their-session", &copilot.SessionConfig{
+		Streaming: true, // as the others want it: it counts for all
+		Tools:     []copilot.Tool{weather},
+	})
 	if err != nil {
 		log.Print(err)
 		return

@@ -497,7 +497,8 @@ type SessionConfig struct {
 	ContextTier string `json:"contextTier,omitempty"`
 	// ModelCapabilities overrides, member by member, what the server knows of the model.
 	ModelCapabilities *ModelCapabilities `json:"modelCapabilities,omitempty"`
-	// Streaming asks for delta events besides the final messages. It is always sent.
+	// Streaming asks for delta events besides the final messages, and makes the server's requests to the model streaming ones. It is always
+	// sent: of the clients that share a session, the last to create or resume it decides for all.
 	Streaming bool `json:"streaming"`
 	// IncludeSubAgentStreamingEvents forwards the deltas of sub-agents too; nil means true.
 	IncludeSubAgentStreamingEvents *bool `json:"includeSubAgentStreamingEvents,omitempty"`

@@ -92,7 +92,7 @@ func connect(ctx context.Context, demo bool) (*copilot.Client, error) {
 		if !errors.Is(err, copilot.ErrCLINotFound) {
 			return client, err
 		}
-		note("%v\nThis is the demo.", err)
+		note("%v: copilot should be on PATH, or its path in COPILOT_CLI_PATH\nThis is the demo.", copilot.ErrCLINotFound)
 	}
 	near, far := net.Pipe()
 	go play(far) // ends when the client closes its end
