@@ -3,74 +3,117 @@
 //
 // # Quick start
 //
-// [Start] launches the CLI that it finds, [Client.CreateSession] opens a session, [Session.Ask] sends a message and ranges over the events of
-// its turn, [Client.Stop] leaves nothing behind:
+// [Start] launches the CLI that it finds, [Client.CreateSession] opens a session, [Session.Ask] sends a message and ranges over the events
+// of its turn, [Client.Stop] leaves nothing behind:
 //
 //	client, err := copilot.Start(ctx, nil)
-//	...
+//	if err != nil {
+//		return err
+//	}
 //	defer client.Stop(ctx)
 //	session, err := client.CreateSession(ctx, &copilot.SessionConfig{Streaming: true, OnPermission: copilot.ApproveAll})
-//	...
+//	if err != nil {
+//		return err
+//	}
 //	for event, err := range session.Ask(ctx, copilot.Message{Prompt: "What is in this directory?"}) {
-//		...
+//		if err != nil {
+//			return err
+//		}
 //		if delta, ok := event.Payload().(*copilot.AssistantMessageDelta); ok {
 //			fmt.Print(delta.DeltaContent)
 //		}
 //	}
 //
-// [Dial] connects to a server on TCP, [NewClient] over any byte stream.
+// The CLI has to be logged in (run "copilot login" once, or set Options.GitHubToken; [Client.AuthStatus] tells), unless the session brings
+// a model endpoint of its own, see [ProviderConfig]. [Dial] connects to a server on TCP, [NewClient] over any byte stream. [InstallCLI] is
+// for programs that carry the CLI inside themselves.
 //
 // # Sessions and events
 //
-// A [Session] publishes an [Event] for everything that happens in it. [Session.Events] and [Session.Subscribe] see every event from the call on, once
-// and in wire order. All subscribers share one ring of SessionConfig.EventBuffer events, each with a cursor of its own: one that falls more than
-// the ring behind gets a [*LagError] with the exact count at the place of the gap, and goes on. [Event.Payload] decodes on demand;
-// what has no type here, or a newer shape, arrives as a [*RawPayload] with its JSON untouched.
+// A [Session] publishes an [Event] for everything that happens in it. [Session.Events] and [Session.Subscribe] see every event from their
+// call on, once and in wire order. All subscribers share one ring of SessionConfig.EventBuffer events, each with a cursor of its own: one
+// that falls more than the ring behind gets a [*LagError] with the exact count at the place of the gap, and goes on. [Event.Payload] decodes
+// on demand; what has no type here, or a newer shape, arrives as a [*RawPayload] with its JSON untouched. [Session.History] returns what
+// the server has stored, which deltas are not part of.
+//
+// [Client.ResumeSession] goes on with a stored session, [Client.Sessions] lists them, and [Client.WatchSharedSession] looks at one that
+// somebody else runs. [Client.SubscribeLifecycle] tells what happens to all sessions of the server.
 //
 // # Starting without loss
 //
-// [Client.PrepareSession] validates and allocates, and does nothing else. A subscription taken from the [PreparedSession] sees everything that is
-// routed to the session from the first byte of its start on; [PreparedSession.Start] then creates or resumes it. A start that fails or is
-// cancelled leaves nothing behind, here or on the server.
+// [Client.PrepareSession] and [Client.PrepareResumeSession] validate and allocate, and do nothing else. A subscription taken from the
+// [PreparedSession] sees everything that is routed to the session from the first byte of its start on; [PreparedSession.Start] then creates
+// or resumes it. A start that fails or is cancelled leaves nothing behind, here or on the server. CreateSession and ResumeSession do both
+// steps: what the server sends before they return has no subscriber then.
 //
 // # Turns
 //
-// [Session.Send] returns when the server has the message. [Session.SendAndWait] and [Session.Ask] stay until the message's turn has ended; there is one
-// such wait at a time in a session. Ending a wait early does not end the turn: [Session.Abort] does.
+// A turn is the agent's work on a message, all tool calls included. [Session.Send] returns when the server has the message.
+// [Session.SendAndWait] and [Session.Ask] stay until the message's turn has ended; there is one such wait at a time in a session. Ending a
+// wait early does not end the turn: [Session.Abort] does.
 //
 // # Handlers
 //
-// The agent asks its host for tools, permissions, answers and more, see the handler fields of [SessionConfig]. Each call of a handler runs on a
-// goroutine of its own, under a context that ends with its reason to run; context.Cause tells which. Handlers may call
-// anything on the session and the client, closing them included. A handler's panic is its failure and goes to Options.Logger. Nothing is
-// approved by accident: an error, a panic and a zero value are never an approval.
+// The agent asks its host for tools, permissions, answers and more, see [Tool], [PermissionHandler], [Hooks] and the handler fields of
+// [SessionConfig]. Without OnPermission the server refuses whatever needs a permission, and that is most of what an agent does, tools of the
+// host's included (unless Tool.SkipPermission is set).
+//
+// Each call of a handler runs on a goroutine of its own, under a context that ends with its reason to run; [context.Cause] tells which.
+// Handlers may call anything on the session and the client, closing them included. A handler's panic is its failure and goes to
+// Options.Logger. Nothing is approved by accident: an error, a panic and a zero value are never an approval.
+//
+// Options.MaxHandlers bounds two classes apart, so that neither starves the other: what the agent waits for (tools, permissions, questions,
+// commands), and what the server needs before it can answer anything else (hooks, files, tokens, model traffic, prompt sections).
 //
 // # Stopping
 //
 // [Client.Stop] releases sessions, asks a launched CLI to leave, and escalates in bounded steps up to the kill. It returns nil only when
-// everything is confirmed; else the error matches [ErrNotConfirmed]. [Client.ForceStop], [Client.StartForceStop] and [Client.ForceStopAndWait] kill at
-// once. A kill reaches the process group and, on Linux, the descendants that left it. A CLI that dies by itself is reaped,
-// and [Client.Done], [Client.Err] and every sequence tell its exit status and the tail of its stderr. There is no restart: Start makes a new client.
+// everything is confirmed; else the error matches [ErrNotConfirmed]. Its context should not be one that has ended by then: that means to kill
+// at once. [Client.ForceStop], [Client.StartForceStop] and [Client.ForceStopAndWait] do. A kill reaches the process group and, on Linux, the
+// descendants that left it; on Windows, a job object. A CLI that dies by itself is reaped, and [Client.Done], [Client.Err] and every sequence tell its exit status and
+// the tail of its stderr. There is no restart: Start makes a new client, ResumeSession goes on.
 //
 // # Errors
 //
-// Errors are told apart with errors.Is and errors.As: by the sentinels, such as [ErrClosed] and [ErrSessionNotFound], and by types that carry data, such as
-// [*RPCError], [*ExitError] and [*SessionError]. Neither secrets nor session ids stand in their texts.
+// Errors are told apart with [errors.Is] and [errors.As]: by the sentinels, such as [ErrClosed] and [ErrSessionNotFound], and by types that
+// carry data, such as [*RPCError], [*ExitError] and [*SessionError]. Methods whose comments name no errors return those of [Client.Call] or
+// [Session.Call]. The first cause that ends a client or session stays, and every later call returns it. Neither secrets nor session ids
+// stand in their texts; [SessionError] has the id as a field.
 //
-// # Concurrency and contexts
+// # Concurrency
 //
-// All methods may be called from any goroutine. A subscription has one consumer at a time. A context bounds the call it is given to, never the life
-// of what the call returns; a call returns as soon as its context ends, whether or not the server reads. There is no hidden limit of time.
+// All methods may be called from any goroutine, handlers and loops over events included. A subscription has one consumer at a time. Events
+// are shared by all subscribers: Event.Data must not be changed. Options and configurations are read during the call that they are given to,
+// and never changed.
+//
+// # Contexts
+//
+// A context bounds the call it is given to, never the life of what the call returns. A call returns as soon as its context ends, whether or
+// not the server reads, and its error matches both ctx.Err() and the context's cause. What was asked may still happen: cancelling is local.
+// There is no hidden limit of time; Stop's is Options.StopGrace.
 //
 // # Limits
 //
 // An incoming frame may have Options.MaxFrameBytes. What the server sends for a session whose id it has yet to choose (cloud) cannot be routed
-// before its answer. A command that has detached itself before a kill cannot be found, nor, outside Linux, one that left the process group.
+// before its answer. A command that has detached itself before a kill cannot be found, nor, on macOS and the BSDs, one that left the process
+// group: Stop leaves those to the CLI, a kill misses them.
+// Secrets given in options and configurations are masked in errors, logs and printed values; what a tool or the model writes into events
+// is not.
 //
 // # Compatibility
 //
-// The package speaks protocol version 3 and is tested with Copilot CLI 1.0.102. Methods, events and members that a newer CLI adds are reached through
-// [Client.Call], [Session.Call], [RawPayload] and [Event.Decode].
+// The package speaks protocol version 3 ([MinProtocolVersion], [MaxProtocolVersion]) and is tested with Copilot CLI 1.0.102; another version
+// is refused with a [*ProtocolError]. Names of fields, events and methods are those of the CLI's published schemas and, where these are silent,
+// of what it was seen to send. What the schema calls experimental has a paragraph that says so. Methods, events and members that a newer
+// CLI adds are reached through [Client.Call], [Session.Call], [RawPayload], [Event.Decode], Options.Handlers and SessionConfig.Extra.
+//
+// # Differences from the official SDKs
+//
+// The protocol is the same, and so is most of the vocabulary. What differs here: Start both makes and starts a client, and nothing is ever
+// restarted; events come as sequences, which have a place for errors, rather than by callbacks; subscriptions can be taken before a session
+// starts; a slow subscriber is told what it missed; a wait has no limit but its context; one [SessionConfig] serves create and resume;
+// errors are sentinels and exported types; [DenyAll] rejects with words, so that the agent goes on. The common methods of the server have typed
+// helpers, all others are reached through Call.
 package copilot
 
 import (
@@ -285,10 +328,11 @@ type Transport int
 // The transports of a launched CLI.
 const (
 	Stdio Transport = iota // its stdin and stdout; it ends with its host
-	TCP                    // a loopback port, for CLIs that other clients join
+	TCP                    // a loopback port, for CLIs that other clients join: at Options.Port, with Options.ConnectionToken
 )
 
-// ClientMode is the set of defaults that sessions start from.
+// ClientMode is the set of defaults that sessions start from. With [ModeEmpty], [Start] needs Options.BaseDir or Options.SessionFS, and each
+// session needs SessionConfig.AvailableTools, see [IsolatedTools]; fields whose comments say "empty mode" have the default that stands there.
 type ClientMode int
 
 // The client modes.
@@ -313,6 +357,9 @@ type Telemetry struct {
 type HandlerFunc func(ctx context.Context, method string, params json.RawMessage) (result any, err error)
 
 // Options configures a [Client]. The zero value and nil are valid. It is copied on entry and never changed.
+//
+// What concerns the child (CLI to Telemetry, except ConnectionToken and Mode) is for [Start]; with [Dial] and [NewClient] it has no effect, but
+// GitHubToken and UseLoggedInUser are ErrInvalidConfig there, as is a ConnectionToken for a child on Stdio.
 type Options struct {
 	CLI                string        // the CLI's executable; "" means $COPILOT_CLI_PATH, then copilot on PATH. A .js file runs under node
 	PrefixArgs         []string      // arguments before the library's own
@@ -333,7 +380,7 @@ type Options struct {
 	Telemetry          *Telemetry    // OpenTelemetry of the child; nil leaves it off
 	StopGrace          time.Duration // how long Stop waits in each of its phases; 0 means 5 s
 	MaxFrameBytes      int           // largest accepted incoming body; 0 means 256 MiB
-	MaxHandlers        int           // handler calls of each class that run at once, see [SessionConfig]; 0 means 256
+	MaxHandlers        int           // handler calls of each class that run at once, see the package documentation; further ones wait in order; 0 means 256
 	Logger             *slog.Logger  `json:"-"` // diagnostics; nil is silent
 
 	// TraceContext supplies the W3C trace context of outgoing calls; empty strings send none. Nil passes on that of the tool call whose
@@ -552,7 +599,8 @@ type stdioPipes struct {
 func (p *stdioPipes) Close() error { return errors.Join(p.WriteCloser.Close(), p.ReadCloser.Close()) }
 
 // Dial connects to a CLI server that listens on TCP: "host:port", "http://host:port" or a port of this machine. Such a server is left,
-// never shut down. ctx bounds the connection and the handshake only.
+// never shut down. ctx bounds the connection and the handshake only. Errors are the dialer's, or as those of [Start]; a ConnectionToken that
+// the server refuses is ErrAuthentication.
 func Dial(ctx context.Context, addr string, opts *Options) (*Client, error) {
 	begun := time.Now()
 	o, err := opts.checkedExternal()
@@ -579,7 +627,7 @@ func Dial(ctx context.Context, addr string, opts *Options) (*Client, error) {
 }
 
 // NewClient connects over a byte stream: a tunnel, a pipe, a test. The client owns conn from here on and closes it, also when NewClient
-// fails. Reads and writes must return once it is closed. ctx bounds the handshake only.
+// fails. Reads and writes must return once it is closed. ctx bounds the handshake only. Errors are as those of [Start].
 func NewClient(ctx context.Context, conn io.ReadWriteCloser, opts *Options) (*Client, error) {
 	if conn == nil {
 		return nil, fmt.Errorf("%w: conn is nil", ErrInvalidConfig)
@@ -869,7 +917,7 @@ type stopRun struct {
 // Stop ends the client in good order: it refuses new calls, releases all sessions and watches at once (what is stored stays and can
 // be resumed), asks a launched CLI to shut down, closes its stdin and waits, then terminates and at last kills it with its
 // descendants. Options.StopGrace bounds each of these steps. When ctx ends, Stop goes straight to the kill and waits at most a second
-// more. An external server is left, not shut down.
+// more, so that a deferred Stop needs a context that lives as long. An external server is left, not shut down.
 //
 // It returns nil only when everything is confirmed: each session released and the process reaped. Otherwise the error matches
 // ErrNotConfirmed and holds a [*SessionError] for each session in doubt. Calls may be concurrent and repeated and have one outcome.
@@ -1207,7 +1255,8 @@ func (s *Session) Call(ctx context.Context, method string, params, result any) e
 }
 
 // Send gives the agent a message and returns its id as soon as the server has it; the turn's events follow. While a turn runs, Message.Mode
-// decides whether the message waits or steers it.
+// decides whether the message waits or steers it. Messages that are sent one after the other keep their order; concurrent calls have none.
+// Errors are as those of [Session.Call].
 func (s *Session) Send(ctx context.Context, m Message) (messageID string, err error) {
 	s.mu.Lock()
 	was := s.turns.busy
@@ -1235,7 +1284,8 @@ func (s *Session) send(ctx context.Context, m Message, then func(json.RawMessage
 	return s.call(ctx, "session.send", params, then)
 }
 
-// History returns the persisted events of the session, oldest first. Entries that are no events are left out.
+// History returns the persisted events of the session, oldest first, in one answer of at most Options.MaxFrameBytes. Ephemeral events, deltas
+// among them, are not stored. Entries that are no events are left out.
 func (s *Session) History(ctx context.Context) ([]Event, error) {
 	var result struct {
 		Events []json.RawMessage `json:"events"`
@@ -1783,6 +1833,7 @@ type Message struct {
 // DeliveryMode says when a message that meets a running turn is worked on.
 type DeliveryMode string
 
+// The delivery modes.
 const (
 	Enqueue   DeliveryMode = "enqueue"   // after the turn
 	Immediate DeliveryMode = "immediate" // folded into the turn at its next tool call, else after it

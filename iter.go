@@ -1252,7 +1252,8 @@ type AssistantMessageStart struct {
 	Phase     string `json:"phase,omitempty"`
 }
 
-// AssistantMessageDelta adds to the message of the same id. The whole follows as AssistantMessage.
+// AssistantMessageDelta adds to the message of the same id. The whole follows as [AssistantMessage], unless the model's stream breaks: then the
+// server tries again, from the beginning and under another id.
 type AssistantMessageDelta struct {
 	MessageID        string `json:"messageId"`
 	DeltaContent     string `json:"deltaContent"`

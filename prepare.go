@@ -103,7 +103,8 @@ func (p *PreparedSession) Close() error {
 	return nil
 }
 
-// CreateSession is [Client.PrepareSession] and [PreparedSession.Start].
+// CreateSession creates a session: it is [Client.PrepareSession] and [PreparedSession.Start], whose errors it returns. A nil cfg means
+// defaults, with which nothing that needs a permission is done.
 func (c *Client) CreateSession(ctx context.Context, cfg *SessionConfig) (*Session, error) {
 	p, err := c.PrepareSession(cfg)
 	if err != nil {
@@ -112,7 +113,8 @@ func (c *Client) CreateSession(ctx context.Context, cfg *SessionConfig) (*Sessio
 	return p.Start(ctx)
 }
 
-// ResumeSession is [Client.PrepareResumeSession] and [PreparedSession.Start].
+// ResumeSession goes on with the stored session that has this id: it is [Client.PrepareResumeSession] and [PreparedSession.Start], whose errors
+// it returns. Tools, handlers, providers and most of the rest of cfg are not stored, and have to be given again.
 func (c *Client) ResumeSession(ctx context.Context, id string, cfg *SessionConfig) (*Session, error) {
 	p, err := c.PrepareResumeSession(id, cfg)
 	if err != nil {
@@ -495,7 +497,8 @@ type SessionConfig struct {
 	ContextTier string `json:"contextTier,omitempty"`
 	// ModelCapabilities overrides, member by member, what the server knows of the model.
 	ModelCapabilities *ModelCapabilities `json:"modelCapabilities,omitempty"`
-	// Streaming asks for delta events besides the final messages. It is always sent.
+	// Streaming asks for delta events besides the final messages, and makes the server's requests to the model streaming ones. It is always
+	// sent: of the clients that share a session, the last to create or resume it decides for all.
 	Streaming bool `json:"streaming"`
 	// IncludeSubAgentStreamingEvents forwards the deltas of sub-agents too; nil means true.
 	IncludeSubAgentStreamingEvents *bool `json:"includeSubAgentStreamingEvents,omitempty"`
@@ -668,7 +671,7 @@ type SessionConfig struct {
 	// AskUserVariant is "legacy" or "elicitation": whether the agent's questions come to OnUserInput or OnElicitation.
 	AskUserVariant string `json:"askUserVariant,omitempty"`
 
-	// OnPermission decides on tools that need approval. Without it they are denied by the server, unasked.
+	// OnPermission decides on tools that need approval, those of Tools included. Without it they are denied by the server, unasked.
 	OnPermission PermissionHandler `json:"requestPermission"`
 	// OnUserInput answers the agent's questions; without it the agent cannot ask.
 	OnUserInput func(ctx context.Context, r UserInputRequest) (UserInputResponse, error) `json:"requestUserInput"`
@@ -694,7 +697,8 @@ type SessionConfig struct {
 	Extra map[string]json.RawMessage `json:"-"`
 }
 
-// ProviderConfig is a model endpoint for a whole session. Printing it shows neither key, token nor header values.
+// ProviderConfig is a model endpoint for a whole session, in place of GitHub's ("bring your own key"); no login is needed then. It is not stored
+// and has to be given again on resume. Printing it shows neither key, token nor header values.
 type ProviderConfig struct {
 	// Type is "openai" (the default), "azure" or "anthropic".
 	Type string `json:"type,omitempty"`
@@ -702,7 +706,8 @@ type ProviderConfig struct {
 	WireAPI string `json:"wireApi,omitempty"`
 	// Transport is "http" (the default) or "websockets".
 	Transport string `json:"transport,omitempty"`
-	// BaseURL is the endpoint; required.
+	// BaseURL is the endpoint, to which the server adds the path of the API: "http://localhost:8080/v1" becomes
+	// http://localhost:8080/v1/chat/completions. Required.
 	BaseURL string `json:"baseUrl,required"`
 	// APIKey is a static key.
 	APIKey string `json:"apiKey,omitempty,secret"`
@@ -741,7 +746,8 @@ type NamedProviderConfig struct {
 	WireAPI string `json:"wireApi,omitempty"`
 	// Transport is "http" (the default) or "websockets".
 	Transport string `json:"transport,omitempty"`
-	// BaseURL is the endpoint; required.
+	// BaseURL is the endpoint, to which the server adds the path of the API: "http://localhost:8080/v1" becomes
+	// http://localhost:8080/v1/chat/completions. Required.
 	BaseURL string `json:"baseUrl,required"`
 	// APIKey is a static key.
 	APIKey string `json:"apiKey,omitempty,secret"`
@@ -842,7 +848,7 @@ type SystemMessage struct {
 type SystemSection struct {
 	// Action is "replace", "remove", "append", "prepend" or "preserve"; "transform" is set by [SessionConfig.Transforms].
 	Action string `json:"action,omitempty"`
-	// Content goes with the first, third and fourth of these.
+	// Content goes with "replace", "append" and "prepend".
 	Content string `json:"content,omitempty"`
 }
 

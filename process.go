@@ -1,8 +1,8 @@
 package copilot
 
-// The child: finding the CLI, starting it over pipes of our own, and seeing to it that nothing of it is left.
+// This file is the child: finding the CLI, starting it over pipes of our own, and seeing to it that nothing of it is left.
 //
-// One goroutine per child owns it from launch to reaping: it starts the program, notices its end before the
+// Its one idea: one goroutine per child owns it from launch to reaping: it starts the program, notices its end before the
 // number is free for others, deals with what the child left behind, reaps, and publishes the outcome once.
 // Everybody else sends signals under mu, which is refused after the reaping. What differs between systems is
 // the type family; this file knows nothing of JSON-RPC.

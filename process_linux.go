@@ -1,5 +1,8 @@
 package copilot
 
+// What Linux alone can do for process.go: list all processes, to find those of the child's that left its group; and notice the child's end
+// while its number is still its own.
+
 import (
 	"errors"
 	"os"

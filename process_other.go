@@ -2,6 +2,8 @@
 
 package copilot
 
+// process.go on systems where only the child's group can be reached.
+
 import (
 	"os"
 	"syscall"

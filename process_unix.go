@@ -2,6 +2,8 @@
 
 package copilot
 
+// What all Unix systems have in common.
+
 import (
 	"os"
 	"syscall"

@@ -1,5 +1,7 @@
 package copilot
 
+// process.go on Windows: a job object holds the child and whatever it starts, and ends them together.
+
 import (
 	"errors"
 	"os"

@@ -711,7 +711,7 @@ type ToolResult struct {
 // ToolResultType is how a tool call ended.
 type ToolResultType string
 
-// The outcomes of a tool call. All but the fourth let the agent go on.
+// The outcomes of a tool call. All but [ToolRejected] let the agent go on.
 const (
 	ToolSuccess  ToolResultType = "success"
 	ToolFailure  ToolResultType = "failure"
@@ -793,8 +793,8 @@ func failure(err error) ToolResult {
 // NewTool returns a tool whose arguments decode into In, and whose schema is [SchemaFor] In: a struct or a map, or a pointer to one. What fn
 // returns becomes the result: a [ToolResult] as it is; a string or []byte as text, or as a binary resource when it is not UTF-8;
 // nil as a success with no text; anything else as JSON. Arguments that do not decode are a failure, of which the model is told. The
-// other fields of the tool may be set afterwards. An In that has no schema, or is no object, makes
-// [Client.PrepareSession] fail with ErrInvalidConfig.
+// other fields of the tool may be set afterwards, SkipPermission above all: without it, each call needs a permission first. An In that
+// has no schema, or is no object, makes [Client.PrepareSession] fail with ErrInvalidConfig.
 func NewTool[In, Out any](name, description string, fn func(ctx context.Context, in In) (Out, error)) Tool {
 	t := Tool{Name: name, Description: description}
 	if schema, err := argumentsSchema(reflect.TypeFor[In]()); err != nil {
@@ -1670,6 +1670,8 @@ func (s *Session) transformJob(params json.RawMessage) job {
 // Hooks are functions that the agent calls at fixed points of its work and waits for: they should be quick, or heed ctx. Each returns its output,
 // whose zero value changes nothing. An error or a panic counts as no output. PreToolUse differs: an error, a panic and the zero value deny the
 // tool. They are called on goroutines of their own, several at a time; those for sub-agents come with the id of the sub-agent's session.
+//
+// Members of outputs that no comment explains are the runtime's affair, and go there under their JSON names.
 type Hooks struct {
 	// PreToolUse runs before each tool call: it may deny or allow it, have the user asked, and change the arguments. One that only looks on returns
 	// HookPass.
@@ -2377,7 +2379,7 @@ type Tool struct {
 	Parameters any `json:"parameters"`
 	// OverridesBuiltIn replaces the built-in tool of that name; without it the built-in one may win.
 	OverridesBuiltIn bool `json:"overridesBuiltInTool,omitempty"`
-	// SkipPermission runs the tool without asking for permission.
+	// SkipPermission runs the tool without asking for permission; else each call is a [PermissionCustomTool] for SessionConfig.OnPermission.
 	SkipPermission bool `json:"skipPermission,omitempty"`
 	// Defer is "auto" or "never": whether the tool may be left out until the model searches for it.
 	Defer string `json:"defer,omitempty"`
