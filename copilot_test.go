@@ -4827,11 +4827,7 @@ func (x cancellation) run(t *testing.T, way prepWay) {
 	case "writer", "taken":
 		b.gate.shut()
 		if x.point == "writer" { // something else is on the way out
-			filler, err := newFrame([]byte(`{"jsonrpc":"2.0","method":"filler","params":`), struct{}{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := b.c.conn.send(testContext(t), nil, filler); err != nil {
+			if err := b.c.conn.reply([]byte("0"), nil, nil); err != nil {
 				t.Fatal(err)
 			}
 			await(t, "write", b.gate.entered)
@@ -5395,8 +5391,7 @@ func TestStartMeetsTheEnd(t *testing.T) {
 						close(a.proceed)
 					case "writer":
 						b.gate.shut()
-						filler, _ := newFrame([]byte(`{"jsonrpc":"2.0","method":"filler","params":`), struct{}{})
-						if err := b.c.conn.send(testContext(t), nil, filler); err != nil {
+						if err := b.c.conn.reply([]byte("0"), nil, nil); err != nil {
 							t.Fatal(err)
 						}
 						await(t, "write", b.gate.entered)

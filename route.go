@@ -618,7 +618,7 @@ func (s *Session) respond(method, id string, j job, result any, err error, again
 	}
 	params := map[string]any{"sessionId": s.id, "requestId": id}
 	maps.Copy(params, members)
-	cl := &call{method: method, done: make(chan struct{}), then: func(raw json.RawMessage, err error) {
+	cl := &call{method: method, request: outgoing{taken: make(chan struct{})}, then: func(raw json.RawMessage, err error) {
 		var rpc *RPCError
 		refused := errors.As(err, &rpc) && !errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrInvalidConfig)
 		switch {
@@ -631,7 +631,9 @@ func (s *Session) respond(method, id string, j job, result any, err error, again
 			c.conn.log.Debug("copilot: an answer came too late", "method", method)
 		}
 	}}
-	_ = c.conn.request(context.Background(), cl, params) // then has seen the error
+	if c.conn.request(context.Background(), cl, params) == nil { // else then has seen the error
+		_ = c.conn.written(&cl.request)
+	}
 }
 
 // released reports whether the session has ended and the server is not just about to let go of it: answers are of no use any more.
