@@ -11367,14 +11367,14 @@ func TestSecretsForMasking(t *testing.T) {
 		MCPServers:  map[string]MCPServerConfig{"s": {Env: map[string]string{"A": "true-value", "B": "no"}}},
 	}
 	want := []string{"Bearer abcdefgh", "true-value", "abcdefgh", "gho_1234"} // no "1", no "no"
-	if got := c.secrets(); !slices.Equal(got, want) {
+	if got := secretsOf(c); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	o := &Options{GitHubToken: "gho_1234", Env: []string{"PATH=/bin", "MY_API_KEY=xyzzy"}}
 	if got, want := secretsOf(o), []string{"MY_API_KEY=xyzzy", "PATH=/bin", "gho_1234", "xyzzy"}; !slices.Equal(got, want) {
 		t.Errorf("options: got %q, want %q", got, want)
 	}
-	if got := (*SessionConfig)(nil).secrets(); len(got) != 0 {
+	if got := secretsOf((*SessionConfig)(nil)); len(got) != 0 {
 		t.Errorf("nil has %q", got)
 	}
 }

@@ -933,13 +933,21 @@ func (c *conn) request(ctx context.Context, cl *call, params any) error {
 }
 
 func appendQuoted(b []byte, s string) []byte {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
-			q, _ := json.Marshal(s) // a string always marshals
-			return append(b, q...)
-		}
+	if !plain(s) {
+		q, _ := json.Marshal(s) // a string always marshals
+		return append(b, q...)
 	}
 	return append(append(append(b, '"'), s...), '"')
+}
+
+// plain reports whether s is ASCII text that needs no escapes in JSON.
+func plain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
 }
 
 // forget drops a pending call and reports whether it was there.
