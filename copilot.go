@@ -1081,13 +1081,10 @@ func newSession(c *Client, id string, kind startKind, cfg *SessionConfig) *Sessi
 	if size == 0 {
 		size = defaultEventBuffer
 	}
-	secrets := cfg.secrets()
 	s := &Session{
 		client: c, id: id, kind: kind,
-		ring:    newRing[Event](size),
-		secrets: &secrets,
-		host:    cfg.handlers(),
-		hosted:  new(hosted),
+		ring: newRing[Event](size),
+		host: cfg.handlers(),
 	}
 	s.turns.busy = kind == startResume // the server may be in the middle of something
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())

@@ -17,6 +17,8 @@ import (
 	"io"
 	"log/slog"
 	"math/bits"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -555,8 +557,8 @@ func unquote(raw []byte) string {
 	return s
 }
 
-// frames recycles the buffers that outgoing frames are built in.
-var frames = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+// framePool recycles the buffers that outgoing frames are built in.
+var framePool = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 const headerRoom = len("Content-Length: ") + 20 + len("\r\n\r\n")
 
@@ -571,31 +573,32 @@ func (f frame) bytes() []byte { return f.buf.Bytes()[f.from:] }
 func (f frame) free() {
 	if f.buf.Cap() <= writeBatch {
 		f.buf.Reset()
-		frames.Put(f.buf)
+		framePool.Put(f.buf)
 	}
 }
 
-// newFrame builds a frame around a message whose last member's value is v: open is the text before that value. Characters
-// that only HTML needs escaped go out as they are.
-func newFrame(open []byte, v any) (frame, error) {
-	f := frame{buf: frames.Get().(*bytes.Buffer)}
-	var room [headerRoom]byte
-	f.buf.Write(room[:])
-	f.buf.Write(open)
-	if err := encodeJSON(f.buf, v); err != nil {
-		f.free()
-		return frame{}, err
-	}
+// newFrame begins a frame: what is written to buf next is its body.
+func newFrame() frame {
+	f := frame{buf: framePool.Get().(*bytes.Buffer), from: headerRoom}
+	f.buf.Write(make([]byte, headerRoom))
+	return f
+}
+
+func (f frame) text(s string) { f.buf.WriteString(s) }
+
+// finish closes the message's object and puts the header before it.
+func (f frame) finish() frame {
 	f.buf.WriteByte('}')
+	var room [headerRoom]byte
 	header := append(room[:0], "Content-Length: "...)
 	header = strconv.AppendInt(header, int64(f.buf.Len()-headerRoom), 10)
 	header = append(header, "\r\n\r\n"...)
 	f.from = headerRoom - len(header)
 	copy(f.buf.Bytes()[f.from:], header)
-	return f, nil
+	return f
 }
 
-// encodeJSON appends v. Raw JSON is copied as it is, once it has been found to be JSON.
+// encodeJSON appends v. Raw JSON is copied as it is, once it has been found to be JSON. Characters that only HTML needs escaped stay as they are.
 func encodeJSON(buf *bytes.Buffer, v any) error {
 	if raw, ok := v.(json.RawMessage); ok && len(raw) > 0 {
 		s := scanner{b: raw}
@@ -636,18 +639,26 @@ type conn struct {
 	// ended runs once, after every frame that was read has been handled, on whichever goroutine ended the connection.
 	ended func(error)
 
-	out        chan frame // unbuffered: what the writer has taken will be written whole
-	replies    chan frame // answers given by the reader
-	replyBytes atomic.Int64
-
+	wake      chan struct{} // tells the idle writer that something waits
 	done      chan struct{} // closed by fail, after err is set
 	readDone  chan struct{} // closed when the reader has returned
 	writeDone chan struct{} // closed when the writer has returned
 
-	lastID  atomic.Uint64
-	mu      sync.Mutex
-	err     error
-	pending map[uint64]*call
+	lastID     atomic.Uint64
+	mu         sync.Mutex
+	err        error
+	pending    map[uint64]*call
+	waiting    []*outgoing // what the writer has yet to take, in order
+	idle       bool        // the writer waits for wake
+	replies    int         // how many of waiting are answers given by the reader
+	replyBytes int         // and how long they are together
+}
+
+// outgoing is a frame on its way to the writer. What the writer has taken will be written whole, what it has not taken can be withdrawn.
+type outgoing struct {
+	frame frame
+	taken chan struct{} // closed when the writer has it; nil when nobody waits for that
+	reply bool          // an answer given by the reader
 }
 
 // call is a request that waits for its response.
@@ -659,18 +670,18 @@ type call struct {
 	then  func(result json.RawMessage, err error)
 	until <-chan struct{} // when not nil, ends the wait like ctx does
 
-	id     uint64
-	done   chan struct{}
-	result json.RawMessage
-	err    error
+	id      uint64
+	request outgoing
+	done    chan struct{}
+	result  json.RawMessage
+	err     error
 }
 
 func newConn(rwc io.ReadWriteCloser, max int, log *slog.Logger) *conn {
 	return &conn{
 		rwc: rwc, max: max, log: slog.New(&aside{next: log.Handler()}),
 		explain:  func(err error) error { return err },
-		out:      make(chan frame),
-		replies:  make(chan frame, maxReplies),
+		wake:     make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		readDone: make(chan struct{}), writeDone: make(chan struct{}),
 		pending: make(map[uint64]*call),
@@ -770,75 +781,92 @@ func (c *conn) writeLoop() {
 }
 
 func (c *conn) write() error {
+	var frames []frame
 	var batch []byte
-	take := func(f frame, reply bool) {
-		batch = append(batch, f.bytes()...)
-		if reply {
-			c.replyBytes.Add(-int64(len(f.bytes())))
-		}
-		f.free()
-	}
-	for {
-		if batch = batch[:0]; cap(batch) > 2*writeBatch {
-			batch = nil
-		}
-		select {
-		case f := <-c.out:
-			take(f, false)
-		case f := <-c.replies:
-			take(f, true)
-		case <-c.done:
-			return nil
-		}
-	gather:
-		for len(batch) < writeBatch {
+	for !isClosed(c.done) {
+		if frames = c.take(frames[:0]); len(frames) == 0 {
 			select {
-			case f := <-c.out:
-				take(f, false)
-			case f := <-c.replies:
-				take(f, true)
-			default:
-				break gather
+			case <-c.wake:
+				runtime.Gosched() // whoever is about to send, as after a burst of answers, gets into the same write
+			case <-c.done:
 			}
+			continue
 		}
-		for rest := batch; len(rest) > 0; {
-			n, err := c.rwc.Write(rest)
+		data := frames[0].bytes()
+		if len(frames) > 1 {
+			batch = batch[:0]
+			for _, f := range frames {
+				batch = append(batch, f.bytes()...)
+			}
+			data = batch
+		}
+		for len(data) > 0 {
+			n, err := c.rwc.Write(data)
 			if err == nil && n == 0 {
 				err = io.ErrShortWrite
 			}
 			if err != nil {
 				return err
 			}
-			rest = rest[n:]
+			data = data[n:]
 		}
+		for i, f := range frames {
+			f.free()
+			frames[i] = frame{}
+		}
+		if cap(batch) > 2*writeBatch {
+			batch = nil
+		}
+	}
+	return nil
+}
+
+// take moves the frames that wait, as many as go into one write, to the writer. When there are none it asks for a wake-up.
+func (c *conn) take(frames []frame) []frame {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for size := 0; size < writeBatch && len(frames) < len(c.waiting); {
+		o := c.waiting[len(frames)]
+		n := len(o.frame.bytes())
+		size += n
+		if o.reply {
+			c.replies--
+			c.replyBytes -= n
+		}
+		if o.taken != nil {
+			close(o.taken)
+		}
+		frames = append(frames, o.frame)
+	}
+	c.waiting = slices.Delete(c.waiting, 0, len(frames))
+	c.idle = len(frames) == 0
+	return frames
+}
+
+// queueLocked makes o wait for the writer. c.mu is held.
+func (c *conn) queueLocked(o *outgoing) {
+	c.waiting = append(c.waiting, o)
+	if c.idle {
+		c.idle = false
+		c.wake <- struct{}{} // has room: the writer has taken the signal before, or there was none
 	}
 }
 
-// send hands a frame to the writer and returns once the writer has it, ctx is done, until is closed or the connection has ended. A ctx that is
-// done already sends nothing.
-func (c *conn) send(ctx context.Context, until <-chan struct{}, f frame) error {
-	err := ctx.Err()
-	if err == nil {
-		select {
-		case c.out <- f:
-			return nil
-		case <-ctx.Done():
-		case <-until:
-			err = ErrClosed
-		case <-c.done:
-			err = c.failure()
-		}
+// withdraw takes o back and reports whether that was still possible.
+func (c *conn) withdraw(o *outgoing) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.Index(c.waiting, o)
+	if i < 0 {
+		return false
 	}
-	f.free()
-	if ctx.Err() != nil {
-		return contextError(ctx)
-	}
-	return err
+	c.waiting = slices.Delete(c.waiting, i, i+1)
+	o.frame.free()
+	return true
 }
 
-// call sends a request and waits for its response as long as ctx lasts and cl.until is not closed.
+// call sends a request and waits for its response as long as ctx lasts and cl.until is not closed. A ctx that is done already sends nothing.
 func (c *conn) call(ctx context.Context, cl *call, params any) (json.RawMessage, error) {
-	cl.done = make(chan struct{})
 	if err := c.request(ctx, cl, params); err != nil {
 		return nil, err
 	}
@@ -851,55 +879,75 @@ func (c *conn) call(ctx context.Context, cl *call, params any) (json.RawMessage,
 	if isClosed(cl.done) {
 		return cl.result, cl.err
 	}
-	if cl.then == nil {
+	err := ErrClosed
+	if ctx.Err() != nil {
+		err = contextError(ctx)
+	}
+	switch {
+	case c.withdraw(&cl.request):
+		if c.forget(cl.id) { // else the end of the connection has finished it
+			cl.finish(nil, err)
+		}
+	case cl.then == nil:
 		c.forget(cl.id)
 	}
-	if ctx.Err() != nil {
-		return nil, contextError(ctx)
-	}
-	return nil, ErrClosed
+	return nil, err
 }
 
-// request registers the call and hands its frame to the writer. On an error the call is over.
+// request registers the call and queues its frame. On an error the call is over.
 func (c *conn) request(ctx context.Context, cl *call, params any) error {
-	cl.id = c.lastID.Add(1)
-
-	open := append(make([]byte, 0, 96), `{"jsonrpc":"2.0","id":`...)
-	open = strconv.AppendUint(open, cl.id, 10)
-	open = append(open, `,"method":`...)
-	open = appendQuoted(open, cl.method)
-	open = append(open, `,"params":`...)
+	cl.id, cl.done = c.lastID.Add(1), make(chan struct{})
+	f := newFrame()
+	f.text(`{"jsonrpc":"2.0","id":`)
+	f.buf.Write(strconv.AppendUint(f.buf.AvailableBuffer(), cl.id, 10))
+	f.text(`,"method":`)
+	f.buf.Write(appendQuoted(f.buf.AvailableBuffer(), cl.method))
+	f.text(`,"params":`)
 	if params == nil {
-		params = struct{}{}
-	}
-	f, err := newFrame(open, params)
-	if err != nil {
+		f.text("{}")
+	} else if err := encodeJSON(f.buf, params); err != nil {
+		f.free()
 		err = fmt.Errorf("%w: params of %s: %w", ErrInvalidConfig, cl.method, err)
 		cl.finish(nil, err)
 		return err
 	}
+	cl.request.frame = f.finish()
+	var err error
+	if ctx.Err() != nil {
+		err = contextError(ctx)
+	}
 	c.mu.Lock()
-	if err = c.err; err == nil {
+	if err == nil {
+		err = c.err
+	}
+	if err == nil {
 		c.pending[cl.id] = cl
+		c.queueLocked(&cl.request)
 	}
 	c.mu.Unlock()
 	if err != nil {
-		f.free()
+		cl.request.frame.free()
 		cl.finish(nil, err)
-		return err
 	}
-	if err := c.send(ctx, cl.until, f); err != nil {
-		if c.forget(cl.id) { // else the end of the connection has finished it
-			cl.finish(nil, err)
-		}
-		return err
-	}
-	return nil
+	return err
 }
 
 func appendQuoted(b []byte, s string) []byte {
-	q, _ := json.Marshal(s) // a string always marshals
-	return append(b, q...)
+	if !plain(s) {
+		q, _ := json.Marshal(s) // a string always marshals
+		return append(b, q...)
+	}
+	return append(append(append(b, '"'), s...), '"')
+}
+
+// plain reports whether s is ASCII text that needs no escapes in JSON.
+func plain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
 }
 
 // forget drops a pending call and reports whether it was there.
@@ -913,10 +961,8 @@ func (c *conn) forget(id uint64) bool {
 
 // answer builds the response to the request with this raw id: err when it is not nil, else result.
 func (c *conn) answer(id []byte, result any, err *RPCError) frame {
-	open := append(make([]byte, 0, 64+len(id)), `{"jsonrpc":"2.0","id":`...)
-	open = append(open, id...)
 	if err == nil {
-		f, encErr := newFrame(append(open[:len(open):len(open)], `,"result":`...), result)
+		f, encErr := answerFrame(id, `,"result":`, result)
 		if encErr == nil {
 			return f
 		}
@@ -927,32 +973,67 @@ func (c *conn) answer(id []byte, result any, err *RPCError) frame {
 		Message string          `json:"message"`
 		Data    json.RawMessage `json:"data,omitempty"`
 	}{err.Code, err.Message, err.Data}
-	f, encErr := newFrame(append(open, `,"error":`...), object)
+	f, encErr := answerFrame(id, `,"error":`, object)
 	if encErr != nil { // Data of a handler's making
 		object.Data = nil
-		f, _ = newFrame(append(open, `,"error":`...), object)
+		f, _ = answerFrame(id, `,"error":`, object)
 	}
 	return f
 }
 
+func answerFrame(id []byte, name string, v any) (frame, error) {
+	f := newFrame()
+	f.text(`{"jsonrpc":"2.0","id":`)
+	f.buf.Write(id)
+	f.text(name)
+	if err := encodeJSON(f.buf, v); err != nil {
+		f.free()
+		return frame{}, err
+	}
+	return f.finish(), nil
+}
+
 // reply answers a request from a handler's goroutine; it waits for the writer as long as the connection lives.
 func (c *conn) reply(id []byte, result any, err *RPCError) error {
-	return c.send(context.Background(), nil, c.answer(id, result, err))
+	o := &outgoing{frame: c.answer(id, result, err), taken: make(chan struct{})}
+	c.mu.Lock()
+	failure := c.err
+	if failure == nil {
+		c.queueLocked(o)
+	}
+	c.mu.Unlock()
+	if failure != nil {
+		o.frame.free()
+		return failure
+	}
+	return c.written(o)
+}
+
+// written returns when the writer has taken o, or with the reason why the connection has ended before.
+func (c *conn) written(o *outgoing) error {
+	select {
+	case <-o.taken:
+		return nil
+	case <-c.done:
+		return c.failure()
+	}
 }
 
 // replyNow answers a request from the reader, which must not wait: a peer that asks without ever reading the answers ends the
 // connection.
 func (c *conn) replyNow(id []byte, result any, err *RPCError) {
-	f := c.answer(id, result, err)
-	queued := c.replyBytes.Add(int64(len(f.bytes())))
-	if queued <= maxReplyBytes {
-		select {
-		case c.replies <- f:
-			return
-		default:
-		}
+	o := &outgoing{frame: c.answer(id, result, err), reply: true}
+	c.mu.Lock()
+	c.replies++
+	c.replyBytes += len(o.frame.bytes())
+	full := c.replies > maxReplies || c.replyBytes > maxReplyBytes
+	if !full {
+		c.queueLocked(o)
 	}
-	c.fail(errors.New("copilot: the peer sends requests without reading the answers"))
+	c.mu.Unlock()
+	if full {
+		c.fail(errors.New("copilot: the peer sends requests without reading the answers"))
+	}
 }
 
 // fail ends the connection: the first reason sticks, every pending call gets it, later calls too. It does not close the stream.

@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -78,6 +80,8 @@ func (c *Client) prepare(kind startKind, method, id string, cfg *SessionConfig) 
 		return nil, err
 	}
 	s := newSession(c, id, kind, cfg)
+	secrets := encoded.secrets // not by reference: the rest is garbage after the start
+	s.secrets = &secrets
 	if s.hosted, err = c.hosting(id, cfg); err != nil {
 		return nil, err
 	}
@@ -135,8 +139,9 @@ const (
 // start is the server's view of a session that is being started. It is guarded by Client.mu.
 type start struct {
 	ctx       context.Context
-	abandoned bool // ctx ended before the answer came
-	accepted  bool // the server has a session under this id, by this start or an abandoned one before it
+	invalid   error // why the answer cannot be read
+	abandoned bool  // ctx ended before the answer came
+	accepted  bool  // the server has a session under this id, by this start or an abandoned one before it
 }
 
 // Start creates or resumes the session. It works once: later calls return ErrAlreadyStarted, after Close ErrClosed. An id that this client
@@ -254,10 +259,13 @@ func (s *Session) answered(raw json.RawMessage, err error) {
 	if err != nil {
 		return
 	}
-	s.adopt(raw)
+	invalid := s.adopt(raw)
 	c := s.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if invalid != nil {
+		s.start.invalid = fmt.Errorf("copilot: the answer to a start: %w", clipped{invalid})
+	}
 	id := unquote(member(raw, "sessionId"))
 	if id == "" {
 		id = s.id
@@ -285,10 +293,10 @@ type startAnswer struct {
 }
 
 // adopt takes over what the answer says, on the reader: the events behind it may change that again.
-func (s *Session) adopt(raw json.RawMessage) {
+func (s *Session) adopt(raw json.RawMessage) error {
 	var a startAnswer
-	if json.Unmarshal(raw, &a) != nil {
-		return // opened reports it
+	if err := json.Unmarshal(raw, &a); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,13 +305,16 @@ func (s *Session) adopt(raw json.RawMessage) {
 	for _, canvas := range append(a.OpenCanvases, a.OpenCanvasInstances...) {
 		s.putCanvasLocked(canvas)
 	}
+	return nil
 }
 
 // opened checks the answer of the server.
 func (s *Session) opened(raw json.RawMessage) error {
-	var a startAnswer
-	if err := json.Unmarshal(raw, &a); err != nil {
-		return fmt.Errorf("copilot: the answer to a start: %w", clipped{err})
+	s.client.mu.Lock()
+	invalid := s.start.invalid
+	s.client.mu.Unlock()
+	if invalid != nil {
+		return invalid
 	}
 	switch id := member(raw, "sessionId"); {
 	case id == nil && s.kind == startResume: // servers from before it was sent
@@ -462,7 +473,14 @@ func newUUID() string {
 		panic(err) // crypto/rand: the system has no randomness, nothing can go on
 	}
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	text := make([]byte, 0, 36)
+	for i, group := range [][]byte{b[:4], b[4:6], b[6:8], b[8:10], b[10:]} {
+		if i > 0 {
+			text = append(text, '-')
+		}
+		text = hex.AppendEncode(text, group)
+	}
+	return string(text)
 }
 
 // SessionConfig says how a session is created or resumed. A nil one and the zero value mean the server's defaults.
@@ -1065,6 +1083,8 @@ const (
 type encodedConfig struct {
 	params json.RawMessage // of session.create or session.resume, complete but for the trace context
 	update json.RawMessage // of the session.options.update that follows, without sessionId; nil when none is needed
+
+	secrets []string // in them, as of secretsOf
 }
 
 // startParams are the params of both requests. The configuration stands last, since its Extra yields to every other member.
@@ -1130,7 +1150,7 @@ func (c *SessionConfig) encode(kind startKind, id string, o *Options) (*encodedC
 	if err != nil {
 		return nil, err
 	}
-	return &encodedConfig{params: params, update: update}, nil
+	return &encodedConfig{params: params, update: update, secrets: hidden(e.secrets)}, nil
 }
 
 // encodeUpdate returns the options that are set by a call of their own after the start, nil when there is none.
@@ -1482,6 +1502,7 @@ type encoder struct {
 	refuse  string   // the option of members that the request does not know
 	mask    bool     // for people: hide secrets, demand nothing
 	secrets []string // met so far
+	names   []string // of the members that the object being written has, behind those of the objects around it
 }
 
 // redacted stands for a secret in text for people.
@@ -1498,6 +1519,8 @@ func (e *encoder) encode(v any) (json.RawMessage, error) {
 	if v == nil {
 		return json.RawMessage("null"), nil
 	}
+	e.buf.Grow(256)
+	e.names = make([]string, 0, 16)
 	if err := e.value(reflect.ValueOf(v), false); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrInvalidConfig, strings.ReplaceAll(strings.Join(e.path, "."), ".[", "["), err)
 	}
@@ -1532,12 +1555,13 @@ func (e *encoder) value(v reflect.Value, secret bool) error {
 		if t.PkgPath() != reflect.TypeFor[encoder]().PkgPath() {
 			return e.std(v.Interface())
 		}
-		var names []string
+		outer := len(e.names)
 		e.buf.WriteByte('{')
-		if err := e.members(v, &names); err != nil {
+		if err := e.members(v, outer); err != nil {
 			return err
 		}
 		e.buf.WriteByte('}')
+		e.names = e.names[:outer]
 		return nil
 	case reflect.Slice:
 		e.buf.WriteByte('[')
@@ -1572,43 +1596,90 @@ func (e *encoder) value(v reflect.Value, secret bool) error {
 				return e.std(redacted)
 			}
 		}
+		if plain(v.String()) {
+			e.buf.Write(appendQuoted(e.buf.AvailableBuffer(), v.String()))
+			return nil
+		}
+	case reflect.Bool:
+		e.buf.WriteString(strconv.FormatBool(v.Bool()))
+		return nil
 	}
 	return e.std(v.Interface())
 }
 
-// members writes the fields of the struct v; names are the members that the object has.
-func (e *encoder) members(v reflect.Value, names *[]string) error {
-	for i := range v.NumField() {
-		f, fv := v.Type().Field(i), v.Field(i)
-		if f.Anonymous {
-			if err := e.members(reflect.Indirect(fv), names); err != nil {
-				return err
-			}
-			continue
-		}
-		if f.Name == "Extra" {
-			if err := e.extra(fv.Interface().(map[string]json.RawMessage), names); err != nil {
-				return err
-			}
-			continue
-		}
+// fieldPlan is what the encoder has to know of a struct's field.
+type fieldPlan struct {
+	index                       int
+	field, name                 string // in Go and on the wire
+	key                         string // the quoted name and the colon
+	only                        string // the one request that knows it, "" when all do
+	embedded, extra             bool
+	omitempty, secret, required bool
+}
+
+// plans holds the fields of the struct types that were met. It is a cache: what it says of a type never changes.
+var plans sync.Map // reflect.Type to []fieldPlan
+
+func planOf(t reflect.Type) []fieldPlan {
+	if known, ok := plans.Load(t); ok {
+		return known.([]fieldPlan)
+	}
+	var plan []fieldPlan
+	for i := range t.NumField() {
+		f := t.Field(i)
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if !f.IsExported() || name == "-" || fv.IsZero() && tagHas(options, "omitempty") {
+		if !f.Anonymous && (!f.IsExported() || name == "-" && f.Name != "Extra") {
 			continue
 		}
 		name = cmp.Or(name, f.Name)
-		e.path = append(e.path, f.Name)
+		p := fieldPlan{
+			index: i, field: f.Name, name: name, key: strconv.Quote(name) + ":",
+			embedded: f.Anonymous, extra: f.Name == "Extra",
+			omitempty: tagHas(options, "omitempty"), secret: tagHas(options, "secret"), required: tagHas(options, "required"),
+		}
+		for _, request := range []string{"create", "resume"} {
+			if tagHas(options, request) {
+				p.only = request
+			}
+		}
+		plan = append(plan, p)
+	}
+	plans.Store(t, plan)
+	return plan
+}
+
+// members writes the fields of the struct v; the names of the object's members begin at outer.
+func (e *encoder) members(v reflect.Value, outer int) error {
+	for _, f := range planOf(v.Type()) {
+		fv := v.Field(f.index)
+		switch {
+		case f.embedded:
+			if err := e.members(reflect.Indirect(fv), outer); err != nil {
+				return err
+			}
+			continue
+		case f.extra:
+			if err := e.extra(fv.Interface().(map[string]json.RawMessage), outer); err != nil {
+				return err
+			}
+			continue
+		}
+		zero := fv.IsZero()
+		if zero && f.omitempty {
+			continue
+		}
+		e.path = append(e.path, f.field)
 		switch {
 		case e.mask:
-		case fv.IsZero() && tagHas(options, "required"):
+		case zero && f.required:
 			return errors.New("missing")
-		case e.refuse != "" && tagHas(options, e.refuse):
+		case e.refuse != "" && e.refuse == f.only:
 			return fmt.Errorf("only %s takes it", e.refuse)
 		}
-		*names = append(*names, name)
+		e.names = append(e.names, f.name)
 		e.comma('{')
-		e.buf.WriteString(strconv.Quote(name) + ":")
-		if err := e.value(fv, tagHas(options, "secret")); err != nil {
+		e.buf.WriteString(f.key)
+		if err := e.value(fv, f.secret); err != nil {
 			return err
 		}
 		e.path = e.path[:len(e.path)-1]
@@ -1628,10 +1699,13 @@ func tagHas(options, name string) bool {
 }
 
 // extra writes members that have no field. What they hold is unknown, so people do not see it.
-func (e *encoder) extra(m map[string]json.RawMessage, names *[]string) error {
+func (e *encoder) extra(m map[string]json.RawMessage, outer int) error {
+	if len(m) == 0 {
+		return nil
+	}
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		e.path = append(e.path, fmt.Sprintf("Extra[%.64q]", k))
-		if slices.Contains(*names, k) && !e.mask {
+		if slices.Contains(e.names[outer:], k) && !e.mask {
 			return errors.New("a field has that name")
 		}
 		e.comma('{')
@@ -1699,8 +1773,13 @@ func formatMasked(f fmt.State, v any) {
 func secretsOf(v any) []string {
 	e := encoder{mask: true}
 	_, _ = e.encode(v) // what has no JSON is refused before it can be used
+	return hidden(e.secrets)
+}
+
+// hidden returns which of the secrets that an encoder has met are to be hidden in texts.
+func hidden(secrets []string) []string {
 	var list []string
-	for _, s := range e.secrets {
+	for _, s := range secrets {
 		list = append(list, s)
 		if scheme, token, ok := strings.Cut(s, " "); ok && (strings.EqualFold(scheme, "bearer") || strings.EqualFold(scheme, "basic")) {
 			list = append(list, token) // servers quote it without the scheme
@@ -1722,9 +1801,6 @@ func namesSecret(name string) bool {
 // minSecret is the length, in bytes, from which a secret is hidden in texts that come from elsewhere. Shorter ones ("1", "no")
 // are parts of ordinary words.
 const minSecret = 4
-
-// secrets returns what must be hidden in texts about a session with this configuration, longest first.
-func (c *SessionConfig) secrets() []string { return secretsOf(c) }
 
 // Format prints c without its secrets, for every verb.
 func (c SessionConfig) Format(f fmt.State, verb rune) { formatMasked(f, c) }

@@ -519,7 +519,6 @@ type handlers struct {
 
 func (c *SessionConfig) handlers() handlers {
 	h := handlers{
-		tools:          make(map[string]ToolHandler),
 		permission:     c.OnPermission,
 		managed:        c.ManagedSettings != nil || c.EnableManagedSettings != nil && *c.EnableManagedSettings,
 		userInput:      c.OnUserInput,
@@ -530,16 +529,21 @@ func (c *SessionConfig) handlers() handlers {
 		sampling:       c.OnSampling,
 		hook:           c.OnHook,
 		transforms:     maps.Clone(c.Transforms),
-		commands:       make(map[string]func(context.Context, CommandCall) error),
 		custom:         maps.Clone(c.Handlers),
 	}
 	if c.Hooks != nil {
 		h.hooks = *c.Hooks
 	}
+	if len(c.Tools) > 0 {
+		h.tools = make(map[string]ToolHandler)
+	}
 	for _, t := range c.Tools {
 		if t.Handler != nil {
 			h.tools[t.Name] = t.Handler
 		}
+	}
+	if len(c.Commands) > 0 {
+		h.commands = make(map[string]func(context.Context, CommandCall) error)
 	}
 	for _, cmd := range c.Commands {
 		h.commands[cmd.Name] = cmd.Handler
@@ -618,7 +622,7 @@ func (s *Session) respond(method, id string, j job, result any, err error, again
 	}
 	params := map[string]any{"sessionId": s.id, "requestId": id}
 	maps.Copy(params, members)
-	cl := &call{method: method, done: make(chan struct{}), then: func(raw json.RawMessage, err error) {
+	cl := &call{method: method, request: outgoing{taken: make(chan struct{})}, then: func(raw json.RawMessage, err error) {
 		var rpc *RPCError
 		refused := errors.As(err, &rpc) && !errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrInvalidConfig)
 		switch {
@@ -631,7 +635,9 @@ func (s *Session) respond(method, id string, j job, result any, err error, again
 			c.conn.log.Debug("copilot: an answer came too late", "method", method)
 		}
 	}}
-	_ = c.conn.request(context.Background(), cl, params) // then has seen the error
+	if c.conn.request(context.Background(), cl, params) == nil { // else then has seen the error
+		_ = c.conn.written(&cl.request)
+	}
 }
 
 // released reports whether the session has ended and the server is not just about to let go of it: answers are of no use any more.
@@ -2443,14 +2449,18 @@ func (c *Client) unregisterLocked(s *Session) {
 func (c *Client) hosting(id string, cfg *SessionConfig) (*hosted, error) {
 	h := &hosted{
 		files:        cfg.SessionFS,
-		canvases:     make(map[string]CanvasDeclaration),
-		tokens:       make(map[string]func(context.Context, string) (string, error)),
 		registration: cfg.GitHubTokenProviderRegistrationID,
 		gitHubToken:  cfg.GitHubTokenProvider,
+	}
+	if len(cfg.Canvases) > 0 {
+		h.canvases = make(map[string]CanvasDeclaration)
 	}
 	for _, canvas := range cfg.Canvases {
 		canvas.Actions = slices.Clone(canvas.Actions)
 		h.canvases[canvas.ID] = canvas
+	}
+	if cfg.Provider != nil || len(cfg.Providers) > 0 {
+		h.tokens = make(map[string]func(context.Context, string) (string, error))
 	}
 	if cfg.Provider != nil && cfg.Provider.BearerTokenProvider != nil {
 		h.tokens["default"] = cfg.Provider.BearerTokenProvider
