@@ -799,8 +799,8 @@ func failure(err error) ToolResult {
 // NewTool returns a tool whose arguments decode into In, and whose schema is [SchemaFor] In: a struct or a map, or a pointer to one. What fn
 // returns becomes the result: a [ToolResult] as it is; a string or []byte as text, or as a binary resource when it is not UTF-8;
 // nil as a success with no text; anything else as JSON. Arguments that do not decode are a failure, of which the model is told. The
-// other fields of the tool may be set afterwards, SkipPermission above all: without it, each call needs a permission first. An In that
-// has no schema, or is no object, makes [Client.PrepareSession] fail with ErrInvalidConfig.
+// other fields of the tool may be set afterwards; without SkipPermission, each call needs a permission first. An In that has no schema,
+// or is no object, makes [Client.PrepareSession] fail with ErrInvalidConfig.
 func NewTool[In, Out any](name, description string, fn func(ctx context.Context, in In) (Out, error)) Tool {
 	t := Tool{Name: name, Description: description}
 	if schema, err := argumentsSchema(reflect.TypeFor[In]()); err != nil {
