@@ -492,6 +492,7 @@ type Client struct {
 	conn    *conn
 	proc    *process  // nil unless Start launched one
 	peer    string    // which CLI, for error texts
+	addr    string    // where it listens, "" for other streams
 	secrets *[]string // of the options, which no text may show, nor printing the client
 	log     *slog.Logger
 	server  ServerInfo
@@ -554,6 +555,9 @@ func Start(ctx context.Context, opts *Options) (*Client, error) {
 	}
 	c := newClient(o, rwc, proc, cmd.String())
 	c.timings = timings
+	if tcp, ok := rwc.(net.Conn); ok {
+		c.addr = tcp.RemoteAddr().String()
+	}
 	if err := c.handshake(ctx); err != nil {
 		c.ForceStop()
 		return nil, abandon(proc, err)
@@ -620,10 +624,11 @@ func Dial(ctx context.Context, addr string, opts *Options) (*Client, error) {
 	}
 	connected := time.Since(begun)
 	c, err := attach(ctx, o, conn, addr, begun)
-	if err == nil {
-		c.timings.Connect = connected
+	if err != nil {
+		return nil, err
 	}
-	return c, err
+	c.timings.Connect, c.addr = connected, addr
+	return c, nil
 }
 
 // NewClient connects over a byte stream: a tunnel, a pipe, a test. The client owns conn from here on and closes it, also when NewClient
@@ -823,6 +828,9 @@ func (c *Client) PID() int {
 	}
 	return c.proc.pid()
 }
+
+// Addr returns the host:port of a CLI that is spoken to over TCP, for [Dial]s of others, who need its Options.ConnectionToken, too; else "".
+func (c *Client) Addr() string { return c.addr }
 
 // Server returns what the server said of itself.
 func (c *Client) Server() ServerInfo { return c.server }
@@ -2618,6 +2626,41 @@ func (s *Session) ReadWorkspaceFile(ctx context.Context, path string) (string, e
 // Experimental: the server's schema marks it so.
 func (s *Session) CreateWorkspaceFile(ctx context.Context, path, content string) error {
 	return s.Call(ctx, "session.workspaces.createFile", map[string]string{"path": path, "content": content}, nil)
+}
+
+// AnswerToolCall answers a tool call that no handler has answered: one that was pending when the session was resumed with
+// [SessionConfig.ContinuePendingWork], or whose tool is only declared here. requestID is that of the [ToolCall] or of the event
+// external_tool.requested. Where the call is not pending any more, the server refuses, with an [*RPCError].
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) AnswerToolCall(ctx context.Context, requestID string, r ToolResult) error {
+	r, err := r.checked(nil)
+	if err != nil {
+		return s.errorFor(fmt.Errorf("%w: %w", ErrInvalidConfig, err))
+	}
+	return s.answerPending(ctx, methodToolAnswer, map[string]any{"requestId": requestID, "result": r})
+}
+
+// AnswerPermission answers a permission request that no handler has answered: one that was pending when the session was resumed with
+// [SessionConfig.ContinuePendingWork], or for which OnPermission returned [NoResult]. requestID is that of the [PermissionRequest] or of the
+// event permission.requested. Where the request is not pending any more, the server refuses, with an [*RPCError]. A decision that is
+// zero, incomplete or NoResult is ErrInvalidConfig.
+//
+// Experimental: the server's schema marks it so.
+func (s *Session) AnswerPermission(ctx context.Context, requestID string, d PermissionDecision) error {
+	params := map[string]any{"requestId": requestID, "result": d}
+	if d.context != nil {
+		params["decisionContext"] = d.context
+	}
+	return s.answerPending(ctx, methodPermissionAnswer, params)
+}
+
+func (s *Session) answerPending(ctx context.Context, method string, params any) error {
+	r, err := ask[outcome](ctx, s.Call, method, params)
+	if err != nil {
+		return err
+	}
+	return r.refusal(s.client, method, s.id)
 }
 
 // StartFleet sends a prompt, "" for none, that a fleet of agents works on in parallel, and returns without waiting for them. A server that

@@ -1555,6 +1555,9 @@ func TestCase022StderrIsDrained(t *testing.T) {
 func TestCase023StdoutIsDrainedOverTCP(t *testing.T) {
 	spineFlat(t)
 	c := spineStart(t, spineOptions(t, spineScript{TCP: true, Logs: 4 << 20}))
+	if host, port, err := net.SplitHostPort(c.Addr()); err != nil || host != "127.0.0.1" || port == "0" {
+		t.Errorf("Addr %q", c.Addr())
+	}
 	if err := c.Call(testContext(t), "work", nil, nil); err != nil {
 		t.Error(err)
 	}
@@ -1566,8 +1569,8 @@ func TestCase023StdoutIsDrainedOverTCP(t *testing.T) {
 func TestCase027NoSilentRestart(t *testing.T) {
 	leakCheck(t)
 	c, p := newPeer(t, nil)
-	if c.Err() != nil || isClosed(c.Done()) {
-		t.Error("ended before its end")
+	if c.Err() != nil || isClosed(c.Done()) || c.Addr() != "" {
+		t.Error("ended before its end, or has an address")
 	}
 	p.conn.Close()
 	await(t, "client's end", c.Done())
@@ -10488,9 +10491,12 @@ func TestRealPendingTool(t *testing.T) {
 	if s, err = p.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
-	var answer struct{ Success bool }
-	if err := s.Call(ctx, hdlTool, map[string]any{"requestId": call.RequestID, "result": ToolResult{Text: "late"}}, &answer); err != nil || !answer.Success {
-		t.Fatalf("%+v, %v", answer, err)
+	if err := s.AnswerToolCall(ctx, call.RequestID, ToolResult{Text: "late"}); err != nil {
+		t.Fatal(err)
+	}
+	var refused *RPCError
+	if err := s.AnswerToolCall(ctx, call.RequestID, ToolResult{Text: "later"}); !errors.As(err, &refused) {
+		t.Errorf("a second answer: %v", err)
 	}
 	text := ""
 	for e, err := range events {
@@ -11593,6 +11599,13 @@ func helperCalls() []helperCall {
 			`{"content":"x"}`, "x"},
 		{"CreateWorkspaceFile", func(ctx ctx, c *Client, s *Session) (any, error) { return only(s.CreateWorkspaceFile(ctx, "a", "x")) }, "session.workspaces.createFile",
 			`{"sessionId":"SESSION","path":"a","content":"x"}`, `null`, nil},
+		{"AnswerToolCall", func(ctx ctx, c *Client, s *Session) (any, error) {
+			return only(s.AnswerToolCall(ctx, "r", ToolResult{Error: "no"}))
+		}, "session.tools.handlePendingToolCall", `{"sessionId":"SESSION","requestId":"r","result":{"textResultForLlm":"no","resultType":"failure","error":"no"}}`, `{"success":true}`, nil},
+		{"AnswerPermission", func(ctx ctx, c *Client, s *Session) (any, error) {
+			return only(s.AnswerPermission(ctx, "r", Reject("f").WithContext(DecisionContext{Surface: "sdk"})))
+		}, "session.permissions.handlePendingPermissionRequest",
+			`{"sessionId":"SESSION","requestId":"r","result":{"kind":"reject","feedback":"f"},"decisionContext":{"surface":"sdk"}}`, `{"success":true}`, nil},
 		{"StartFleet", func(ctx ctx, c *Client, s *Session) (any, error) { return only(s.StartFleet(ctx, "p")) }, "session.fleet.start", `{"sessionId":"SESSION","prompt":"p"}`, `{"started":true}`, nil},
 		{"StartFleet alone", func(ctx ctx, c *Client, s *Session) (any, error) { return only(s.StartFleet(ctx, "")) }, "session.fleet.start", `{"sessionId":"SESSION"}`, `{"started":true}`, nil},
 		{"Compact", func(ctx ctx, c *Client, s *Session) (any, error) { return s.Compact(ctx) }, "session.history.compact", `{"sessionId":"SESSION"}`,
@@ -11735,6 +11748,8 @@ func TestHelperRefusals(t *testing.T) {
 		{"session.setForeground", func(id string) error { return c.SetForegroundSessionID(ctx, id) }},
 		{"session.permissions.setMode", func(string) error { return s.SetPermissionMode(ctx, PermissionsAllowAll) }},
 		{"session.abort", func(string) error { return s.Abort(ctx) }},
+		{hdlTool, func(string) error { return s.AnswerToolCall(ctx, "r", ToolResult{}) }},
+		{hdlPermission, func(string) error { return s.AnswerPermission(ctx, "r", ApproveOnce()) }},
 	} {
 		words := "Session file not found for " + s.ID()
 		p.handle(tt.method, func(*peer, peerMessage) any { return map[string]any{"success": false, "error": words} })
@@ -11758,8 +11773,11 @@ func TestHelperRefusals(t *testing.T) {
 
 	before := len(p.calls(""))
 	for name, err := range map[string]error{
-		"level":  s.Log(ctx, "m", &LogOptions{Level: "loud"}),
-		"effort": s.SetModel(ctx, "m", &ModelOptions{ReasoningEffort: "high", ResetReasoningEffort: true}),
+		"zero decision": s.AnswerPermission(ctx, "r", PermissionDecision{}),
+		"no result":     s.AnswerPermission(ctx, "r", NoResult()),
+		"unknown type":  s.AnswerToolCall(ctx, "r", ToolResult{Type: "odd"}),
+		"level":         s.Log(ctx, "m", &LogOptions{Level: "loud"}),
+		"effort":        s.SetModel(ctx, "m", &ModelOptions{ReasoningEffort: "high", ResetReasoningEffort: true}),
 	} {
 		if !errors.Is(err, ErrInvalidConfig) {
 			t.Errorf("%s: got %v, want ErrInvalidConfig", name, err)

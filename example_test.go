@@ -337,11 +337,7 @@ func ExampleClient_PrepareResumeSession() {
 		log.Print(err)
 		return
 	}
-	err = session.Call(ctx, "session.tools.handlePendingToolCall", map[string]any{
-		"requestId": "stored-request",
-		"result":    copilot.ToolResult{Text: "rain"},
-	}, nil)
-	if err != nil {
+	if err := session.AnswerToolCall(ctx, "stored-request", copilot.ToolResult{Text: "rain"}); err != nil {
 		log.Print(err)
 		return
 	}

@@ -557,11 +557,11 @@ func (s *Session) react(e *Event) {
 	switch e.Type {
 	case EventPermissionRequested:
 		if s.host.permission != nil && string(member(e.Data, "resolvedByHook")) != "true" {
-			s.ask(e, "session.permissions.handlePendingPermissionRequest", s.permissionJob(e.Data, e.AgentID))
+			s.ask(e, methodPermissionAnswer, s.permissionJob(e.Data, e.AgentID))
 		}
 	case EventExternalToolRequested:
 		if h := s.host.tools[unquote(member(e.Data, "toolName"))]; h != nil {
-			s.ask(e, "session.tools.handlePendingToolCall", s.toolJob(h, e.Data, e.AgentID))
+			s.ask(e, methodToolAnswer, s.toolJob(h, e.Data, e.AgentID))
 		}
 	case EventElicitationRequested:
 		if s.host.elicitation != nil {
@@ -588,6 +588,12 @@ func (s *Session) react(e *Event) {
 		cancelTasks(s.tasks.ofTurn(e.AgentID), ErrAborted)
 	}
 }
+
+// The methods that answer what has also a way of its own, see [Session.AnswerToolCall].
+const (
+	methodToolAnswer       = "session.tools.handlePendingToolCall"
+	methodPermissionAnswer = "session.permissions.handlePendingPermissionRequest"
+)
 
 // eventKey names what an event asks for and what another one later calls completed.
 func eventKey(t EventType, requestID string) string {
@@ -681,7 +687,7 @@ func TraceContextFrom(ctx context.Context) (traceparent, tracestate string) {
 // ToolCall is a call of one of the host's tools by the model.
 type ToolCall struct {
 	SessionID        string
-	RequestID        string          // names the request: a host that is restarted can answer it by session.tools.handlePendingToolCall, see [SessionConfig.ContinuePendingWork]
+	RequestID        string          // names the request: a host that is restarted can answer it by [Session.AnswerToolCall]
 	ID               string          // the model's id of the call
 	Name             string          // of the tool
 	Arguments        json.RawMessage // as received, {} when the model sent none; do not change it
@@ -1107,7 +1113,7 @@ func Reject(feedback string) PermissionDecision {
 // UserNotAvailable says that nobody can decide: the request fails and the agent goes on.
 func UserNotAvailable() PermissionDecision { return PermissionDecision{kind: "user-not-available"} }
 
-// NoResult sends no answer: another client gives one, or this host later by [Session.Call] of session.permissions.handlePendingPermissionRequest.
+// NoResult sends no answer: another client gives one, or this host later by [Session.AnswerPermission].
 func NoResult() PermissionDecision { return PermissionDecision{kind: "no-result"} }
 
 // Interactive returns d, an [ApproveOnce], marked as given by a human.
