@@ -490,6 +490,33 @@ func TestRealMatrix(t *testing.T) {
 			m.contains("the helper's prompt", turn.requests[1].text("system"), matrixHelper.Prompt)
 			m.want("hooks", []string{matrixAwait(m, "hook", hooks), matrixAwait(m, "hook", hooks)}, []string{"start helper", "stop helper"})
 		}},
+		{"sub-agent in the background", func(m matrix) { // holds back the idle, and wakes the main agent at its end
+			s := m.create(m.client, SessionConfig{CustomAgents: []CustomAgent{matrixHelper}, OnPermission: ApproveAll})
+			sub := s.Subscribe()
+			answer := make(chan string, 1)
+			turn := async(func() error {
+				a, err := s.SendAndWait(m.ctx, Message{Prompt: `call: task {"agent_type":"helper","name":"looker","description":"look","prompt":"hold: a look","mode":"background"}`})
+				if err == nil {
+					answer <- a.Content
+				}
+				return err
+			})
+			matrixAwait(m, "the helper's first word", m.model.Held)
+			events := m.until(sub, EventAssistantIdle)
+			tasks, err := s.Tasks(m.ctx)
+			m.must(err)
+			if len(tasks) != 1 {
+				m.Fatalf("tasks are %+v", tasks)
+			}
+			m.want("task", []string{tasks[0].DisplayName, tasks[0].Status}, []string{"looker", "running"})
+			m.model.Release()
+			events = append(events, m.until(sub, EventSessionIdle)...)
+			m.must(matrixAwait(m, "turn", turn))
+			m.want("the answer, when it was woken", matrixAwait(m, "answer", answer), "no script")
+			requests := m.requests()
+			m.contains("what it was woken with", requests[len(requests)-1].text("tool"), "a look")
+			m.want("ended", len(matrixPayloads[*SubagentCompleted](events, false)), 1)
+		}},
 
 		{"system message appended", func(m matrix) {
 			plain := m.turn(m.create(m.client, SessionConfig{}), "say: hi", "hi").requests[0].text("system")
@@ -745,7 +772,14 @@ func TestRealMatrix(t *testing.T) {
 				m.must(err)
 				return id
 			}
-			first := send(Message{Prompt: "hold: one two"})
+			answer := make(chan string, 1)
+			turn := async(func() error {
+				a, err := s.SendAndWait(m.ctx, Message{Prompt: "hold: one two"})
+				if err == nil {
+					answer <- a.Content
+				}
+				return err
+			})
 			matrixAwait(m, "the model's first word", m.model.Held)
 			b, c := send(Message{Prompt: "say: b"}), send(Message{Prompt: "say: c"})
 			a := send(Message{Prompt: "say: a", Prepend: true})
@@ -759,14 +793,17 @@ func TestRealMatrix(t *testing.T) {
 			m.model.Release()
 			events := m.until(sub, EventSessionIdle) // the only one
 			var order, texts []string
-			for _, u := range matrixPayloads[*UserMessage](events, true) {
-				order = append(order, u.MessageID+" "+u.Delivery)
+			for _, u := range matrixPayloads[*UserMessage](events, true)[1:] {
+				m.want("delivery", u.Delivery, "queued")
+				order = append(order, u.MessageID)
 			}
 			for _, a := range matrixPayloads[*AssistantMessage](events, true) {
 				texts = append(texts, a.Content)
 			}
-			m.want("order", order, []string{first + " idle", a + " queued", b + " queued", c + " queued"})
+			m.want("order", order, []string{a, b, c})
 			m.want("answers", texts, []string{"one two", "a", "b", "c"})
+			m.must(matrixAwait(m, "the first turn", turn))
+			m.want("the first one's answer", matrixAwait(m, "answer", answer), "one two")
 		}},
 		{"steering message", func(m matrix) {
 			begun, goOn := make(chan struct{}), make(chan struct{})
@@ -833,6 +870,51 @@ func TestRealMatrix(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestAnswersOfOthers has messages of others beside the one that is waited for.
+func TestAnswersOfOthers(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	for _, tt := range []struct {
+		name   string
+		events [][3]string // "user", id, delivery or "assistant", text, whose message it answers; m is the one that is waited for
+		want   string
+	}{
+		{"queued behind", [][3]string{{"user", "m", "idle"}, {"assistant", "mine", "m"}, {"user", "b", "queued"}, {"assistant", "", ""}, {"assistant", "not mine", "b"}}, "mine"},
+		{"two queued behind", [][3]string{{"user", "m", "idle"}, {"assistant", "mine", "m"}, {"user", "b", "queued"}, {"assistant", "not mine", "b"}, {"user", "c", "queued"}, {"assistant", "nor that", "c"}}, "mine"},
+		{"steers", [][3]string{{"user", "m", "idle"}, {"assistant", "first", "m"}, {"user", "b", "steering"}, {"assistant", "steered", "m"}}, "steered"},
+		{"steered by it", [][3]string{{"user", "a", "idle"}, {"assistant", "first", "a"}, {"user", "m", "steering"}, {"assistant", "steered", "a"}}, "steered"},
+		{"told to go on", [][3]string{{"user", "m", "idle"}, {"assistant", "first", "m"}, {"user", "auto", "idle"}, {"assistant", "done", "m"}}, "done"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := createSession(t, c, nil)
+			p.handle("session.send", func(*peer, peerMessage) any { return map[string]any{"messageId": "m"} })
+			sent := len(p.calls("session.send"))
+			var got *AssistantMessage
+			turn := async(func() (err error) {
+				got, err = s.SendAndWait(testContext(t), Message{Prompt: "x"})
+				return err
+			})
+			p.wait("session.send", sent+1)
+			p.sync() // the answer has been read
+			for _, e := range tt.events {
+				switch e[0] {
+				case "user":
+					p.emit(s.ID(), "user.message", map[string]any{"content": "x", "messageId": e[1], "delivery": e[2]})
+				default:
+					p.emit(s.ID(), "assistant.message", map[string]any{"content": e[1], "originatingMessageId": e[2]})
+				}
+			}
+			p.emit(s.ID(), "session.idle", map[string]any{})
+			if err := await(t, "turn", turn); err != nil {
+				t.Fatal(err)
+			}
+			if got == nil || got.Content != tt.want {
+				t.Errorf("got %+v, want %q", got, tt.want)
+			}
+		})
+	}
 }
 
 // stored waits until the server has stored an event with this text, which it does a little after it has sent the event.
