@@ -1326,9 +1326,10 @@ func (s *Session) Abort(ctx context.Context) error {
 	return nil
 }
 
-// SendAndWait sends a message and waits for the end of its turn. It returns the main agent's last message, nil when there was none. Errors:
-// [*AgentError] when the turn failed; ErrAborted, with the last message; ErrTurnActive when another SendAndWait or Ask of this session is in
-// progress; [*TurnError] around ctx's error; or the end of the session. There is no limit of time but ctx's. A turn whose wait ends early goes on;
+// SendAndWait sends a message and waits for the end of its turn, and of those of messages queued behind it, since the server reports the
+// end of all as one. It returns the main agent's last message in answer to m, nil when there was none. Errors: [*AgentError] when the turn
+// failed; ErrAborted, with the last message; ErrTurnActive when another SendAndWait or Ask of this session is in progress; [*TurnError]
+// around ctx's error; or the end of the session. There is no limit of time but ctx's. A turn whose wait ends early goes on;
 // [Session.Abort] ends it.
 func (s *Session) SendAndWait(ctx context.Context, m Message) (*AssistantMessage, error) {
 	t, err := s.begin(ctx, m)
@@ -1423,7 +1424,7 @@ type turn struct {
 	settled chan struct{} // closed when begin is final
 	done    chan struct{} // closed when the turn is over; err, last and end are final then
 	err     error
-	last    *Event // the main agent's last assistant.message
+	last    *Event // the main agent's last assistant.message for us
 
 	// Guarded by Session.mu.
 	id       string
@@ -1673,6 +1674,9 @@ func (t *turn) step(e *Event, n uint64) {
 			}
 		}
 	case EventAssistantMessage:
+		if t.last != nil && t.answeredBy(t.last) && !t.answeredBy(e) {
+			break // ours has its answer; this one is to a message queued behind it
+		}
 		copied := *e
 		t.last = &copied
 	case EventSessionError:
@@ -1706,6 +1710,11 @@ func (t *turn) step(e *Event, n uint64) {
 	case EventPermissionCompleted:
 		delete(t.asks, unquote(member(e.Data, "requestId")))
 	}
+}
+
+// answeredBy reports whether an assistant.message says that it answers the turn's message. A run that ours was folded into does not, nor do all servers.
+func (t *turn) answeredBy(e *Event) bool {
+	return unquote(member(e.Data, "originatingMessageId")) == t.id
 }
 
 // failed ends the turn with a final error: not one that the runtime will retry with another model, not another message's. One that may
