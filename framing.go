@@ -299,27 +299,33 @@ func (f *eventFields) parse(s *scanner) ([]byte, bool) {
 	return s.b[start:s.i:s.i], s.closed
 }
 
-// member returns the raw value of one member of a JSON object, nil when obj is no object or has none of that name.
-// obj must be valid JSON.
-func member(obj []byte, name string) (raw []byte) {
+// eachMember calls f with the name and the raw value of each member of a JSON object, and not at all when obj is none. obj must be valid JSON.
+func eachMember(obj []byte, f func(name, raw []byte)) {
 	s := scanner{b: obj}
 	if s.peek() != '{' {
-		return nil
+		return
 	}
 	for more := s.open(); more; more = s.more() {
-		key, ok := s.key()
+		name, ok := s.key()
 		if !ok {
-			return nil
+			return
 		}
-		match := string(key) == name
-		v, ok := s.value(1)
+		raw, ok := s.value(1)
 		if !ok {
-			return nil
+			return
 		}
-		if match {
+		f(name, raw)
+	}
+}
+
+// member returns the raw value of one member of a JSON object, nil when obj is no object or has none of that name; the last one where it
+// stands twice. obj must be valid JSON.
+func member(obj []byte, name string) (raw []byte) {
+	eachMember(obj, func(k, v []byte) {
+		if string(k) == name {
 			raw = v
 		}
-	}
+	})
 	return raw
 }
 
@@ -598,14 +604,30 @@ func (f frame) finish() frame {
 	return f
 }
 
+// jsonWriter is a value that knows how to append itself.
+type jsonWriter interface {
+	writeJSON(buf *bytes.Buffer) error
+}
+
 // encodeJSON appends v. Raw JSON is copied as it is, once it has been found to be JSON. Characters that only HTML needs escaped stay as they are.
 func encodeJSON(buf *bytes.Buffer, v any) error {
-	if raw, ok := v.(json.RawMessage); ok && len(raw) > 0 {
-		s := scanner{b: raw}
-		if !s.skip(0) || s.peek() != 0 || s.i != len(raw) {
+	switch v := v.(type) {
+	case jsonWriter:
+		return v.writeJSON(buf)
+	case string:
+		if plain(v) {
+			buf.Write(appendQuoted(buf.AvailableBuffer(), v))
+			return nil
+		}
+	case json.RawMessage:
+		if len(v) == 0 {
+			break
+		}
+		s := scanner{b: v}
+		if !s.skip(0) || s.peek() != 0 || s.i != len(v) {
 			return errors.New("raw JSON is not valid")
 		}
-		buf.Write(raw)
+		buf.Write(v)
 		return nil
 	}
 	enc := json.NewEncoder(buf)

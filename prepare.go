@@ -1519,7 +1519,7 @@ func (e *encoder) encode(v any) (json.RawMessage, error) {
 	if v == nil {
 		return json.RawMessage("null"), nil
 	}
-	e.buf.Grow(256)
+	e.buf.Grow(512)
 	e.names = make([]string, 0, 16)
 	if err := e.value(reflect.ValueOf(v), false); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrInvalidConfig, strings.ReplaceAll(strings.Join(e.path, "."), ".[", "["), err)

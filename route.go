@@ -565,7 +565,7 @@ func (s *Session) react(e *Event) {
 		}
 	case EventElicitationRequested:
 		if s.host.elicitation != nil {
-			s.ask(e, "session.ui.handlePendingElicitation", s.elicitationJob(e))
+			s.ask(e, "session.ui.handlePendingElicitation", s.elicitationJob(*e))
 		}
 	case EventCommandExecute:
 		if h := s.host.commands[unquote(member(e.Data, "commandName"))]; h != nil {
@@ -573,7 +573,7 @@ func (s *Session) react(e *Event) {
 		}
 	case EventMCPOAuthRequired:
 		if s.host.mcpAuth != nil {
-			s.ask(e, "session.mcp.oauth.handlePendingRequest", s.mcpAuthJob(e))
+			s.ask(e, "session.mcp.oauth.handlePendingRequest", s.mcpAuthJob(*e))
 		}
 	case EventSamplingRequested:
 		if s.host.sampling != nil {
@@ -626,8 +626,7 @@ func (s *Session) respond(method, id string, j job, result any, err error, again
 	if members == nil || s.released() {
 		return
 	}
-	params := map[string]any{"sessionId": s.id, "requestId": id}
-	maps.Copy(params, members)
+	params := answerParams{session: s.id, request: id, members: members}
 	cl := &call{method: method, request: outgoing{taken: make(chan struct{})}, then: func(raw json.RawMessage, err error) {
 		var rpc *RPCError
 		refused := errors.As(err, &rpc) && !errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrInvalidConfig)
@@ -644,6 +643,29 @@ func (s *Session) respond(method, id string, j job, result any, err error, again
 	if c.conn.request(context.Background(), cl, params) == nil { // else then has seen the error
 		_ = c.conn.written(&cl.request)
 	}
+}
+
+// answerParams are the params of the call that answers an event. members have the names of neither id.
+type answerParams struct {
+	session, request string
+	members          map[string]any
+}
+
+func (p answerParams) writeJSON(buf *bytes.Buffer) error {
+	buf.WriteString(`{"sessionId":`)
+	buf.Write(appendQuoted(buf.AvailableBuffer(), p.session))
+	buf.WriteString(`,"requestId":`)
+	buf.Write(appendQuoted(buf.AvailableBuffer(), p.request))
+	for name, v := range p.members {
+		buf.WriteByte(',')
+		buf.Write(appendQuoted(buf.AvailableBuffer(), name))
+		buf.WriteByte(':')
+		if err := encodeJSON(buf, v); err != nil {
+			return err
+		}
+	}
+	buf.WriteByte('}')
+	return nil
 }
 
 // released reports whether the session has ended and the server is not just about to let go of it: answers are of no use any more.
@@ -745,35 +767,52 @@ func (s *Session) toolJob(h ToolHandler, data json.RawMessage, agent string) job
 	return job{
 		scope: turnScope,
 		run: func(ctx context.Context) (any, error) {
-			call := ToolCall{
-				SessionID:        s.id,
-				RequestID:        unquote(member(data, "requestId")),
-				ID:               unquote(member(data, "toolCallId")),
-				Name:             unquote(member(data, "toolName")),
-				Arguments:        member(data, "arguments"),
-				WorkingDirectory: unquote(member(data, "workingDirectory")),
-				AgentID:          agent,
-			}
+			call := ToolCall{SessionID: s.id, AgentID: agent}
+			var trace [2]string
+			eachMember(data, func(name, raw []byte) {
+				switch string(name) {
+				case "requestId":
+					call.RequestID = unquote(raw)
+				case "toolCallId":
+					call.ID = unquote(raw)
+				case "toolName":
+					call.Name = unquote(raw)
+				case "arguments":
+					call.Arguments = raw
+				case "workingDirectory":
+					call.WorkingDirectory = unquote(raw)
+				case "traceparent":
+					trace[0] = unquote(raw)
+				case "tracestate":
+					trace[1] = unquote(raw)
+				}
+			})
 			if call.ID == "" {
 				return nil, errors.New("the request has no toolCallId")
 			}
 			if call.Arguments == nil || string(call.Arguments) == "null" {
 				call.Arguments = json.RawMessage("{}")
 			}
-			if parent := unquote(member(data, "traceparent")); parent != "" {
-				ctx = context.WithValue(ctx, traceKey{}, [2]string{parent, unquote(member(data, "tracestate"))})
+			if trace[0] != "" {
+				ctx = context.WithValue(ctx, traceKey{}, trace)
 			}
 			return h(ctx, call)
 		},
 		reply: func(result any, err error) (any, error) {
 			r, _ := result.(ToolResult)
 			r, err = r.checked(err)
-			if r.Type == "" && reflect.DeepEqual(r, ToolResult{Text: r.Text}) {
+			if r.isText() {
 				return map[string]any{"result": r.Text}, err
 			}
 			return map[string]any{"result": r}, err
 		},
 	}
+}
+
+// isText reports whether there is nothing but a text.
+func (r *ToolResult) isText() bool {
+	return r.Type == "" && r.Error == "" && r.SessionLog == "" &&
+		len(r.Telemetry) == 0 && len(r.Binary) == 0 && len(r.Contents) == 0 && len(r.References) == 0
 }
 
 // checked returns what the server is told. It takes an unknown type for a success, which must not happen to a failure.
@@ -1360,7 +1399,7 @@ func (r *ElicitationResult) UnmarshalJSON(b []byte) error {
 	return dec.Decode((*plain)(r))
 }
 
-func (s *Session) elicitationJob(e *Event) job {
+func (s *Session) elicitationJob(e Event) job {
 	j := job{
 		run: func(ctx context.Context) (any, error) {
 			r := ElicitationRequest{SessionID: s.id}
@@ -1550,7 +1589,7 @@ type MCPAuthToken struct {
 	ExpiresIn   time.Duration `json:"-"`                   // in whole seconds, rounded down; 0 is unknown
 }
 
-func (s *Session) mcpAuthJob(e *Event) job {
+func (s *Session) mcpAuthJob(e Event) job {
 	return job{
 		run: func(ctx context.Context) (any, error) {
 			r := MCPAuthRequest{SessionID: s.id}

@@ -37,6 +37,7 @@ type benchServer struct {
 	tools  [][]byte            // tool calls that are to be sent
 	open   int                 // tool calls that wait for their answer
 	asked  []byte              // id of the request for tool calls
+	calls  int
 }
 
 const benchWrite = 64 << 10
@@ -127,8 +128,14 @@ func (s *benchServer) request(body []byte) {
 	}
 }
 
+// callTool sends the next tool call. Each has a request id of its own, as a server's have: the client takes a known one for a repetition.
 func (s *benchServer) callTool() {
 	if len(s.tools) > 0 {
+		s.calls++
+		digits := s.tools[0][bytes.Index(s.tools[0], []byte("request-"))+len("request-"):]
+		for i, n := 9, s.calls; n > 0; i, n = i-1, n/10 {
+			digits[i] = '0' + byte(n%10)
+		}
 		s.send(s.tools[0])
 		s.tools = s.tools[1:]
 	}
@@ -173,7 +180,7 @@ func (w benchWork) frames() (frames [][]byte) {
 		if w.Kind == "tool" {
 			event["type"] = "external_tool.requested"
 			filler = "workingDirectory"
-			data = map[string]any{"requestId": newUUID(), "toolCallId": newUUID(), "toolName": "t", "arguments": map[string]any{"q": "x"}, filler: ""}
+			data = map[string]any{"requestId": "request-0000000000", "toolCallId": newUUID(), "toolName": "t", "arguments": map[string]any{"q": "x"}, filler: ""}
 		}
 		event["data"] = data
 		m := notification("session.event", map[string]any{"sessionId": fmt.Sprint("s", i%w.Sessions), "event": event})
