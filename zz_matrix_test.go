@@ -258,8 +258,9 @@ func (m matrix) converse(c *Client) {
 		m.must(err)
 		events = append(events, e)
 	}
-	m.want("history and events", names(history), names(events[:len(events)-1]))
-	m.want("the last event", events[len(events)-1].Type, EventSessionShutdown)
+	all, stored := names(events), names(history)
+	m.want("history and events", stored, all[:min(len(stored), len(all))])
+	m.want("events of the release", len(matrixPayloads[*SessionShutdown](events, true)), 1)
 }
 
 // resume resumes a session that had these prompts, and returns what the resume event says.
@@ -274,9 +275,6 @@ func (m matrix) resume(c *Client, id, prompts string) *SessionResume {
 	m.must(s.Disconnect(m.ctx))
 	return matrixOne[*SessionResume](m, m.until(sub, EventSessionResume))
 }
-
-// matrixHelper is an agent that may only look.
-var matrixHelper = CustomAgent{Name: "helper", DisplayName: "Helper", Description: "helps", Prompt: "You are the helper.", Tools: []string{"view"}}
 
 // TestRealMatrix takes the real CLI through what a session can be and meet, a row a scenario. Tests of their own have: tools and the
 // ways in which they fail, permissions, questions, single hooks, transforms, commands, abort (TestRealHandlers), forms of the host
@@ -294,6 +292,7 @@ func TestRealMatrix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	helper := CustomAgent{Name: "helper", DisplayName: "Helper", Description: "helps", Prompt: "You are the helper.", Tools: []string{"view"}} // may only look
 	rows := []struct {
 		name string
 		run  func(m matrix)
@@ -444,7 +443,7 @@ func TestRealMatrix(t *testing.T) {
 			}
 		}},
 		{"custom agent", func(m matrix) {
-			s := m.create(m.client, SessionConfig{CustomAgents: []CustomAgent{matrixHelper}, Agent: "helper"})
+			s := m.create(m.client, SessionConfig{CustomAgents: []CustomAgent{helper}, Agent: "helper"})
 			for _, name := range []string{"helper", ""} {
 				m.must(s.SelectAgent(m.ctx, name))
 				agent, err := s.Agent(m.ctx)
@@ -453,13 +452,13 @@ func TestRealMatrix(t *testing.T) {
 				r := m.turn(s, "say: hi", "hi").requests[0]
 				m.want("may look", slices.Contains(r.tools(), "view"), true)
 				m.want("may edit", slices.Contains(r.tools(), "edit"), name == "")
-				m.want("speaks as the helper", strings.Contains(r.text("system"), matrixHelper.Prompt), name != "")
+				m.want("speaks as the helper", strings.Contains(r.text("system"), helper.Prompt), name != "")
 			}
 		}},
 		{"sub-agent", func(m matrix) {
 			hooks := make(chan string, 8)
 			s := m.create(m.client, SessionConfig{
-				Streaming: true, CustomAgents: []CustomAgent{matrixHelper}, OnPermission: ApproveAll,
+				Streaming: true, CustomAgents: []CustomAgent{helper}, OnPermission: ApproveAll,
 				Hooks: &Hooks{
 					SubagentStart: func(_ context.Context, in SubagentStartInput) error { hooks <- "start " + in.AgentName; return nil },
 					SubagentStop:  func(_ context.Context, in SubagentStopInput) error { hooks <- "stop " + in.AgentName; return nil },
@@ -487,11 +486,11 @@ func TestRealMatrix(t *testing.T) {
 				m.want("deltas", text, want)
 			}
 			m.want("the helper's request", turn.requests[1].tools(), []string{"view"})
-			m.contains("the helper's prompt", turn.requests[1].text("system"), matrixHelper.Prompt)
+			m.contains("the helper's prompt", turn.requests[1].text("system"), helper.Prompt)
 			m.want("hooks", []string{matrixAwait(m, "hook", hooks), matrixAwait(m, "hook", hooks)}, []string{"start helper", "stop helper"})
 		}},
 		{"sub-agent in the background", func(m matrix) { // holds back the idle, and wakes the main agent at its end
-			s := m.create(m.client, SessionConfig{CustomAgents: []CustomAgent{matrixHelper}, OnPermission: ApproveAll})
+			s := m.create(m.client, SessionConfig{CustomAgents: []CustomAgent{helper}, OnPermission: ApproveAll})
 			sub := s.Subscribe()
 			answer := make(chan string, 1)
 			turn := async(func() error {
