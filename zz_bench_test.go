@@ -13,8 +13,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -682,5 +684,49 @@ func TestLargeEventIsHeldOnce(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if got := (after.TotalAlloc - before.TotalAlloc) / runs; got > 12<<20/10 {
 		t.Errorf("an event of 1 MB allocates %d bytes", got)
+	}
+}
+
+// A call that is given up while the writer is busy with another frame leaves no trace on the wire.
+func TestWithdrawnCallIsNotSent(t *testing.T) {
+	leakCheck(t)
+	near, far := net.Pipe()
+	c := newConn(near, defaultMaxFrame, slog.New(discardHandler{}))
+	c.handle, c.ended = func(*message) {}, func(error) {}
+	c.start()
+	defer func() {
+		near.Close()
+		await(t, "reader's end", c.readDone)
+		await(t, "writer's end", c.writeDone)
+	}()
+	if err := c.reply([]byte("1"), nil, nil); err != nil { // the writer has it, and nobody reads
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var finished error
+	given := async(func() error {
+		_, err := c.call(ctx, &call{method: "never", then: func(_ json.RawMessage, err error) { finished = err }}, nil)
+		return err
+	})
+	until(t, "queued", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.waiting) == 1
+	})
+	cancel()
+	if err := await(t, "call", given); !errors.Is(err, context.Canceled) || finished != err {
+		t.Errorf("got %v, then got %v", err, finished)
+	}
+	later := async(func() error { return c.reply([]byte("2"), nil, nil) })
+	r := newFrameReader(far, defaultMaxFrame)
+	for _, want := range []string{"1", "2"} {
+		body, err := r.next()
+		var m message
+		if err != nil || !m.parse(body) || string(m.id) != want {
+			t.Errorf("got %q, %v; want the answer to %s", body, err, want)
+		}
+	}
+	if err := await(t, "reply", later); err != nil {
+		t.Error(err)
 	}
 }
