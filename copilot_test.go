@@ -9431,7 +9431,7 @@ func TestCase077LongApproval(t *testing.T) {
 	}
 	p.sync()
 	close(b.release)
-	if got, want := string(p.wait(hdlPermission, 1).Params), `{"requestId":"r","result":{"kind":"approve-once"},"sessionId":"s"}`; got != want {
+	if got, want := string(p.wait(hdlPermission, 1).Params), `{"sessionId":"s","requestId":"r","result":{"kind":"approve-once"}}`; got != want {
 		t.Errorf("answered %s, want %s", got, want)
 	}
 }
