@@ -859,6 +859,7 @@ func (c *conn) take(frames []frame) []frame {
 			close(o.taken)
 		}
 		frames = append(frames, o.frame)
+		o.frame = frame{} // a call may wait long for its answer
 	}
 	c.waiting = slices.Delete(c.waiting, 0, len(frames))
 	c.idle = len(frames) == 0

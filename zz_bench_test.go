@@ -13,8 +13,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -583,4 +585,148 @@ func BenchmarkIdle(b *testing.B) {
 	b.ReportMetric(heap, "heap-B/session")
 	b.ReportMetric(stack, "stack-B/session")
 	b.ReportMetric(goroutines, "goroutines/session")
+}
+
+func TestIdleSessionHoldsLittle(t *testing.T) {
+	heap, _, goroutines := idleSessions(t, 1000)
+	if heap > 2048 || goroutines > 0 {
+		t.Errorf("an idle session holds %.0f bytes and %v goroutines", heap, goroutines)
+	}
+}
+
+func TestAllocations(t *testing.T) {
+	c := benchClient(t, "pipe")
+	ctx := context.Background()
+	open := func(id string, cfg SessionConfig) *Session {
+		cfg.SessionID = id
+		return createSession(t, c, &cfg)
+	}
+	tool := Tool{Name: "t", Handler: func(context.Context, ToolCall) (ToolResult, error) { return ToolResult{Text: "done"}, nil }}
+	open("s0", SessionConfig{Tools: []Tool{tool}})
+	tools := benchWork{Kind: "tool", Size: 414, Sessions: 1, InFlight: 64}
+	const batch = 64
+
+	// event takes a frame the way the connection's reader does, which is idle, and lets each subscriber read it.
+	frame := benchWork{Kind: "delta", Size: 414, Sessions: 1}.frames()[0]
+	event := func(subscribers int, read func(e Event)) func() {
+		id := newUUID()
+		s := open(id, SessionConfig{})
+		subs := make([]*Subscription[Event], subscribers)
+		for i := range subs {
+			subs[i] = s.Subscribe()
+		}
+		stream := &frameReader{br: bufio.NewReader(nil), max: defaultMaxFrame}
+		frame := bytes.Replace(frame, []byte(`"s0"`), []byte(`"`+id+`"`), 1)
+		body := frame[bytes.IndexByte(frame, '{'):]
+		frame = append(fmt.Appendf(nil, "Content-Length: %d\r\n\r\n", len(body)), body...)
+		in := bytes.NewReader(nil)
+		var m message
+		return func() {
+			in.Reset(frame)
+			stream.br.Reset(in)
+			body, err := stream.next()
+			if err != nil || !m.parse(body) {
+				t.Fatal("no message: ", err)
+			}
+			c.dispatch(&m)
+			for _, sub := range subs {
+				e, err := sub.Next(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				read(e)
+			}
+		}
+	}
+	envelope := func(e Event) {}
+	for _, tt := range []struct {
+		name string
+		most float64
+		f    func()
+	}{
+		{"event", 4, event(1, envelope)},
+		{"event to many", 4, event(100, envelope)},
+		{"event with payload", 12, event(1, func(e Event) { e.Payload() })},
+		{"call", 12, func() {
+			if err := c.Call(ctx, "ping", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"tools", 30 * batch, func() {
+			if err := c.Call(ctx, "bench.tools", tools.params(batch), nil); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"create", 60, func() { open("", SessionConfig{}) }},
+	} {
+		if got := testing.AllocsPerRun(100, tt.f); got > tt.most {
+			t.Errorf("%s: %v allocations, at most %v are expected", tt.name, got, tt.most)
+		}
+	}
+}
+
+func TestLargeEventIsHeldOnce(t *testing.T) {
+	const runs = 4
+	frame := benchWork{Kind: "delta", Size: 1 << 20, Sessions: 1}.frames()[0]
+	r := newFrameReader(bytes.NewReader(bytes.Repeat(frame, runs)), defaultMaxFrame)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range runs {
+		var m message
+		body, err := r.next()
+		if err != nil || !m.parse(body) {
+			t.Fatal("no message: ", err)
+		}
+		if e := newEvent(&m.fields, nil); len(e.Data) < 1<<19 {
+			t.Fatalf("data of %d bytes", len(e.Data))
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if got := (after.TotalAlloc - before.TotalAlloc) / runs; got > 12<<20/10 {
+		t.Errorf("an event of 1 MB allocates %d bytes", got)
+	}
+}
+
+// A call that is given up while the writer is busy with another frame leaves no trace on the wire.
+func TestWithdrawnCallIsNotSent(t *testing.T) {
+	leakCheck(t)
+	near, far := net.Pipe()
+	c := newConn(near, defaultMaxFrame, slog.New(discardHandler{}))
+	c.handle, c.ended = func(*message) {}, func(error) {}
+	c.start()
+	defer func() {
+		near.Close()
+		await(t, "reader's end", c.readDone)
+		await(t, "writer's end", c.writeDone)
+	}()
+	if err := c.reply([]byte("1"), nil, nil); err != nil { // the writer has it, and nobody reads
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var finished error
+	given := async(func() error {
+		_, err := c.call(ctx, &call{method: "never", then: func(_ json.RawMessage, err error) { finished = err }}, nil)
+		return err
+	})
+	until(t, "queued", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.waiting) == 1
+	})
+	cancel()
+	if err := await(t, "call", given); !errors.Is(err, context.Canceled) || finished != err {
+		t.Errorf("got %v, then got %v", err, finished)
+	}
+	later := async(func() error { return c.reply([]byte("2"), nil, nil) })
+	r := newFrameReader(far, defaultMaxFrame)
+	for _, want := range []string{"1", "2"} {
+		body, err := r.next()
+		var m message
+		if err != nil || !m.parse(body) || string(m.id) != want {
+			t.Errorf("got %q, %v; want the answer to %s", body, err, want)
+		}
+	}
+	if err := await(t, "reply", later); err != nil {
+		t.Error(err)
+	}
 }
