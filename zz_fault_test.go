@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -756,5 +759,70 @@ func TestOddTexts(t *testing.T) {
 	expectSpelling("llmInference.httpResponseStart", len(odd))
 	if _, ready, err := sub.poll(); ready || err != nil {
 		t.Errorf("one event too many, %v", err)
+	}
+}
+
+// TestTokensStayWithTheCLI: what a launched CLI gets in its environment is not put into the host's, where every other child would find it.
+func TestTokensStayWithTheCLI(t *testing.T) {
+	leakCheck(t)
+	before := os.Environ()
+	o := spineOptions(t, spineScript{TCP: true})
+	o.GitHubToken, o.ConnectionToken, o.BaseDir = "ghs_fault", "conn_fault", t.TempDir()
+	c := spineStart(t, o)
+	if cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.PID())); err == nil && bytes.Contains(cmdline, []byte("_fault")) {
+		t.Errorf("the child's arguments are %q", cmdline)
+	}
+	if after := os.Environ(); !slices.Equal(before, after) {
+		t.Error("the host's environment has changed")
+	}
+	if err := c.Stop(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	if after := os.Environ(); !slices.Equal(before, after) {
+		t.Error("the host's environment has changed")
+	}
+}
+
+// TestDirFSModes: the server decides who may read a file, but nothing beyond that: no set-user-id bit, whatever number it sends.
+func TestDirFSModes(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("no modes here")
+	}
+	leakCheck(t)
+	dir := t.TempDir()
+	c, p := newPeer(t, &Options{SessionFS: &SessionFSConfig{InitialCWD: "/", StatePath: "/state"}})
+	createSession(t, c, &SessionConfig{SessionID: "s", SessionFS: DirFS(dir)})
+	for i, mode := range []uint32{0o600, 0o7600, 1<<23 | 1<<31 | 0o600} { // the last two as the system and as package fs spell such bits
+		p.request("sessionFs.writeFile", map[string]any{"sessionId": "s", "path": fmt.Sprint("/f", i), "content": "x", "mode": mode})
+		p.request("sessionFs.mkdir", map[string]any{"sessionId": "s", "path": fmt.Sprint("/d", i), "mode": mode | 0o100})
+		for name, want := range map[string]os.FileMode{fmt.Sprint("f", i): 0o600, fmt.Sprint("d", i): os.ModeDir | 0o700} {
+			if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != want {
+				t.Errorf("mode %o of %s: got %v, %v", mode, name, info, err)
+			}
+		}
+	}
+}
+
+// TestTinyFrames: frames that say nothing cost nothing that stays, however many come.
+func TestTinyFrames(t *testing.T) {
+	leakCheck(t)
+	_, p := newPeer(t, &Options{Logger: slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	held := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	goroutines, heap := runtime.NumGoroutine(), held()
+	const n = 1 << 15
+	for _, body := range []string{`{}`, `7`, `{"method":"x"}`, `{"id":1,"result":0}`, `{"method":"session.event","params":{"sessionId":"none","event":{}}}`} {
+		p.raw(bytes.Repeat([]byte(spineFrame(body)), n))
+	}
+	p.sync()
+	if now := runtime.NumGoroutine(); now > goroutines+1 { // the log's
+		t.Errorf("%d goroutines were %d", now, goroutines)
+	}
+	if now := held(); now > heap+4<<20 {
+		t.Errorf("%d bytes are held, there were %d", now, heap)
 	}
 }
