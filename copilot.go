@@ -1190,7 +1190,11 @@ func (s *Session) leave(cause error) *release {
 func (s *Session) Disconnect(ctx context.Context) error {
 	r := s.leave(errLeaving)
 	if r == nil {
-		if err := s.failure(); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrSessionNotFound) {
+		err := s.failure()
+		if err == nil {
+			err = s.client.conn.failure() // which is about to end the session
+		}
+		if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrSessionNotFound) {
 			return &SessionError{SessionID: s.id, Err: err}
 		}
 		return nil

@@ -563,6 +563,15 @@ func unquote(raw []byte) string {
 	return s
 }
 
+// exactText is unquote for what names something: names that a Go string of UTF-8 cannot hold stay apart, as raw JSON.
+func exactText(raw []byte) string {
+	text := unquote(raw)
+	if strings.ContainsRune(text, utf8.RuneError) {
+		return string(raw)
+	}
+	return text
+}
+
 // framePool recycles the buffers that outgoing frames are built in.
 var framePool = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 

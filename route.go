@@ -581,7 +581,7 @@ func (s *Session) react(e *Event) {
 		}
 	case EventPermissionCompleted, EventExternalToolCompleted, EventElicitationCompleted, EventCommandCompleted,
 		EventMCPOAuthCompleted, EventSamplingCompleted:
-		s.tasks.resolve(eventKey(e.Type, unquote(member(e.Data, "requestId"))))
+		s.tasks.resolve(eventKey(e.Type, exactText(member(e.Data, "requestId"))))
 	case EventUserInputCompleted, EventExitPlanModeCompleted, EventAutoModeSwitchCompleted:
 		s.tasks.observe(e.Type)
 	case EventAbort:
@@ -603,20 +603,21 @@ func eventKey(t EventType, requestID string) string {
 
 // ask runs the job of an event that wants an answer, once, and answers by calling method.
 func (s *Session) ask(e *Event, method string, j job) {
-	id := unquote(member(e.Data, "requestId"))
+	raw := member(e.Data, "requestId")
+	id := exactText(raw)
 	key := eventKey(e.Type, id)
 	if id == "" || !s.tasks.first(key) {
 		return
 	}
 	j.agent = e.AgentID
 	s.client.newTask(s, j, key, &s.tasks).start(func(result any, err error) {
-		s.respond(method, id, j, result, err, true)
+		s.respond(method, raw, j, result, err, true)
 	})
 }
 
 // respond answers an event that asked. It returns when the writer has the answer: what the server makes of it is not waited for, except that
 // an answer which it or the encoder refuses is replaced, once, by that of a failed handler, so that nothing stays pending.
-func (s *Session) respond(method, id string, j job, result any, err error, again bool) {
+func (s *Session) respond(method string, id json.RawMessage, j job, result any, err error, again bool) {
 	c := s.client
 	answer, err := j.reply(result, err)
 	if err != nil {
@@ -647,15 +648,16 @@ func (s *Session) respond(method, id string, j job, result any, err error, again
 
 // answerParams are the params of the call that answers an event. members have the names of neither id.
 type answerParams struct {
-	session, request string
-	members          map[string]any
+	session string
+	request json.RawMessage // as the server spelled it
+	members map[string]any
 }
 
 func (p answerParams) writeJSON(buf *bytes.Buffer) error {
 	buf.WriteString(`{"sessionId":`)
 	buf.Write(appendQuoted(buf.AvailableBuffer(), p.session))
 	buf.WriteString(`,"requestId":`)
-	buf.Write(appendQuoted(buf.AvailableBuffer(), p.request))
+	buf.Write(p.request)
 	for name, v := range p.members {
 		buf.WriteByte(',')
 		buf.Write(appendQuoted(buf.AvailableBuffer(), name))
@@ -3409,6 +3411,7 @@ type exchange struct {
 	client  *Client
 	task    *task
 	id      string
+	rawID   json.RawMessage // as the server spelled it
 	method  string
 	url     string
 	header  http.Header
@@ -3434,14 +3437,15 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 	}
 	var p struct {
 		ModelRequest
-		RequestID, Method, URL, Transport string
-		Headers                           http.Header
+		Method, URL, Transport string
+		Headers                http.Header
 	}
 	if bad := decodeParams(m.params, &p); bad != nil {
 		refuse(bad)
 		return
 	}
-	x := &exchange{client: c, id: p.RequestID, method: p.Method, url: p.URL, header: endToEnd(p.Headers), socket: p.Transport == "websocket"}
+	raw := member(m.params, "requestId")
+	x := &exchange{client: c, id: exactText(raw), rawID: raw, method: p.Method, url: p.URL, header: endToEnd(p.Headers), socket: p.Transport == "websocket"}
 	x.body.max, x.body.wake = maxRequestBody, make(chan struct{}, 1)
 	var sets []*tasks
 	if s != nil {
@@ -3456,8 +3460,8 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 			return nil, errors.New(x.mask(err.Error()))
 		}
 	}
-	x.task = c.newTask(s, job{host: true, run: run}, "model "+p.RequestID, sets...)
-	if p.RequestID == "" || !c.host.exchanges.add(x) {
+	x.task = c.newTask(s, job{host: true, run: run}, "model "+x.id, sets...)
+	if x.id == "" || !c.host.exchanges.add(x) {
 		x.task.cancel(nil)
 		refuse(&paramsError{errors.New("requestId is missing or in use")})
 		return
@@ -3472,7 +3476,7 @@ func (c *Client) serveModel(s *Session, method string, m *message) {
 
 // modelChunk gives a piece of a request's body to its exchange. Pieces for exchanges that are over are ignored.
 func (c *Client) modelChunk(params json.RawMessage) error {
-	id, data := unquote(member(params, "requestId")), member(params, "data") // which is decoded by whoever reads the body
+	id, data := exactText(member(params, "requestId")), member(params, "data") // which is decoded by whoever reads the body
 	is := func(name string) bool { return string(member(params, name)) == "true" }
 	if id == "" {
 		return &paramsError{errors.New("requestId is missing")}
@@ -3578,11 +3582,11 @@ func (x *exchange) mask(text string) string {
 
 // responseChunk is a piece of a response on the wire.
 type responseChunk struct {
-	RequestID string         `json:"requestId"`
-	Data      []byte         `json:"data"` // base64
-	Binary    bool           `json:"binary"`
-	End       bool           `json:"end,omitempty"`
-	Error     *exchangeError `json:"error,omitempty"`
+	RequestID json.RawMessage `json:"requestId"`
+	Data      []byte          `json:"data"` // base64
+	Binary    bool            `json:"binary"`
+	End       bool            `json:"end,omitempty"`
+	Error     *exchangeError  `json:"error,omitempty"`
 }
 
 type exchangeError struct {
@@ -3594,11 +3598,11 @@ type exchangeError struct {
 func (x *exchange) respond(ctx context.Context, status int, header http.Header) error {
 	x.started = true
 	params := struct {
-		RequestID  string              `json:"requestId"`
+		RequestID  json.RawMessage     `json:"requestId"`
 		Status     int                 `json:"status"`
 		StatusText string              `json:"statusText,omitempty"`
 		Headers    map[string][]string `json:"headers"`
-	}{x.id, status, http.StatusText(status), make(map[string][]string)}
+	}{x.rawID, status, http.StatusText(status), make(map[string][]string)}
 	for name, values := range header {
 		params.Headers[strings.ToLower(name)] = values
 	}
@@ -3606,7 +3610,7 @@ func (x *exchange) respond(ctx context.Context, status int, header http.Header) 
 }
 
 func (x *exchange) send(ctx context.Context, chunk responseChunk) error {
-	chunk.RequestID, chunk.Binary = x.id, true
+	chunk.RequestID, chunk.Binary = x.rawID, true
 	return x.post(ctx, "llmInference.httpResponseChunk", chunk)
 }
 
