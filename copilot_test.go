@@ -22,6 +22,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -15430,4 +15431,2966 @@ func copySource(t *testing.T, to string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// The benchmarks: each piece of work over an in-memory pipe and over a child's stdio, and beside it, as "limit", what the bare work costs over
+// the same transport: frames read and walked once, requests written as they were encoded before. One run gives the ratio:
+//
+//	go test -run '^$' -bench . -cpu 2 .
+//
+// cpu-ns/op is the CPU time of this process for one operation, without the child's; ns/op is the time that passed. The pipe's server is
+// part of this process, so it has no such number. Allocations are the client's in both.
+
+// benchServer is a server that costs little: its frames are encoded before they are asked for, and what it writes goes out together.
+type benchServer struct {
+	in     *bufio.Reader
+	out    io.Writer
+	body   []byte
+	outbox []byte
+	frames map[string][][]byte // of events, by the params of the request for them
+	tools  [][]byte            // tool calls that are to be sent
+	open   int                 // tool calls that wait for their answer
+	asked  []byte              // id of the request for tool calls
+	calls  int
+}
+
+const benchWrite = 64 << 10
+
+func newBenchServer(in io.Reader, out io.Writer) *benchServer {
+	return &benchServer{in: bufio.NewReaderSize(in, benchWrite), out: out, frames: make(map[string][][]byte)}
+}
+
+// serve answers until the client goes away.
+func (s *benchServer) serve() {
+	for {
+		if s.in.Buffered() == 0 && !s.flush() {
+			return
+		}
+		line, err := s.in.ReadSlice('\n')
+		if err != nil {
+			return
+		}
+		n := int(parseLength(bytes.TrimSpace(line[len("Content-Length:"):])))
+		if _, err = s.in.Discard(len("\r\n")); err != nil || n < 0 {
+			return
+		}
+		if cap(s.body) < n {
+			s.body = make([]byte, n)
+		}
+		if _, err = io.ReadFull(s.in, s.body[:n]); err != nil {
+			return
+		}
+		s.request(s.body[:n])
+	}
+}
+
+func (s *benchServer) flush() bool {
+	if len(s.outbox) == 0 { // to a net.Pipe even nothing is a write that waits
+		return true
+	}
+	_, err := s.out.Write(s.outbox)
+	s.outbox = s.outbox[:0]
+	return err == nil
+}
+
+func (s *benchServer) send(frame []byte) {
+	s.outbox = append(s.outbox, frame...)
+	if len(s.outbox) >= benchWrite {
+		s.flush()
+	}
+}
+
+func (s *benchServer) answer(id []byte, result string) {
+	n := len(`{"jsonrpc":"2.0","id":,"result":}`) + len(id) + len(result)
+	s.outbox = strconv.AppendInt(append(s.outbox, "Content-Length: "...), int64(n), 10)
+	s.outbox = append(append(s.outbox, "\r\n\r\n"+`{"jsonrpc":"2.0","id":`...), id...)
+	s.outbox = append(append(append(s.outbox, `,"result":`...), result...), '}')
+}
+
+func (s *benchServer) request(body []byte) {
+	var m message
+	if !m.parse(body) {
+		return
+	}
+	switch string(m.method) {
+	case `"connect"`:
+		s.answer(m.id, `{"ok":true,"protocolVersion":3,"version":"1.0.102"}`)
+	case `"session.create"`:
+		s.answer(m.id, `{"sessionId":`+string(m.sessionID)+`,"workspacePath":"/w","capabilities":{"ui":{"elicitation":true}}}`)
+	case `"bench.emit"`:
+		n, frames := s.framesOf(m.params)
+		for i := range n {
+			s.send(frames[i%len(frames)])
+		}
+		s.answer(m.id, `{}`)
+	case `"bench.tools"`:
+		n, frames := s.framesOf(m.params)
+		s.asked = append(s.asked[:0], m.id...)
+		s.tools, s.open = frames[:n], n
+		inFlight, _ := strconv.Atoi(string(member(m.params, "inFlight")))
+		for range min(inFlight, n) {
+			s.callTool()
+		}
+	case `"session.tools.handlePendingToolCall"`:
+		s.answer(m.id, `{"success":true}`)
+		s.callTool()
+		if s.open--; s.open == 0 {
+			s.answer(s.asked, `{}`)
+		}
+	default:
+		s.answer(m.id, `{"message":"pong","protocolVersion":3}`)
+	}
+}
+
+// callTool sends the next tool call. Each has a request id of its own, as a server's have: the client takes a known one for a repetition.
+func (s *benchServer) callTool() {
+	if len(s.tools) > 0 {
+		s.calls++
+		digits := s.tools[0][bytes.Index(s.tools[0], []byte("request-"))+len("request-"):]
+		for i, n := 9, s.calls; n > 0; i, n = i-1, n/10 {
+			digits[i] = '0' + byte(n%10)
+		}
+		s.send(s.tools[0])
+		s.tools = s.tools[1:]
+	}
+}
+
+// benchWork is what a benchServer is asked to send: n events in turn to as many sessions, whose names are s0 and so on.
+type benchWork struct {
+	Kind     string `json:"kind"` // what Size is of: "delta" or "tool"
+	Size     int    `json:"size"` // bytes of a body
+	Sessions int    `json:"sessions"`
+	InFlight int    `json:"inFlight"` // tool calls
+	N        int    `json:"n"`        // stands last: frames are kept for what stands before
+}
+
+func (w benchWork) params(n int) json.RawMessage {
+	w.N = n
+	raw, _ := json.Marshal(w)
+	return raw
+}
+
+// batch is how many events are asked for at once: fewer than a session's buffer holds, so that nobody lags, and no more than 16 MB.
+func (w benchWork) batch() int { return max(1, min(defaultEventBuffer, 16<<20/w.Size)) }
+
+func (s *benchServer) framesOf(params []byte) (n int, frames [][]byte) {
+	key, _, _ := bytes.Cut(params, []byte(`"n":`))
+	n, _ = strconv.Atoi(string(member(params, "n")))
+	if frames = s.frames[string(key)]; frames == nil {
+		var w benchWork
+		_ = json.Unmarshal(params, &w)
+		frames = w.frames()
+		s.frames[string(key)] = frames
+	}
+	return n, frames
+}
+
+func (w benchWork) frames() (frames [][]byte) {
+	for i := range max(w.Sessions, w.batch()) {
+		event := map[string]any{"type": "assistant.message_delta", "id": newUUID(), "parentId": newUUID(),
+			"timestamp": "2026-01-02T03:04:05.678Z", "ephemeral": true}
+		data := map[string]any{"messageId": newUUID(), "deltaContent": ""}
+		filler := "deltaContent"
+		if w.Kind == "tool" {
+			event["type"] = "external_tool.requested"
+			filler = "workingDirectory"
+			data = map[string]any{"requestId": "request-0000000000", "toolCallId": newUUID(), "toolName": "t", "arguments": map[string]any{"q": "x"}, filler: ""}
+		}
+		event["data"] = data
+		m := notification("session.event", map[string]any{"sessionId": fmt.Sprint("s", i%w.Sessions), "event": event})
+		bare, _ := json.Marshal(m)
+		words := strings.Repeat("some words ", w.Size/11+1)
+		data[filler] = words[:max(0, w.Size-len(bare))]
+		frames = append(frames, encodeFrame(m))
+		if w.Size >= 1<<20 {
+			return frames // one is enough to be copied
+		}
+	}
+	return frames
+}
+
+// benchTransports runs f over each transport.
+func benchTransports(b *testing.B, f func(b *testing.B, transport string)) {
+	for _, transport := range []string{"pipe", "child"} {
+		b.Run(transport, func(b *testing.B) { f(b, transport) })
+	}
+}
+
+// benchDial connects to a benchServer. The connection ends with the benchmark.
+func benchDial(b testing.TB, transport string) io.ReadWriteCloser {
+	if transport == "pipe" {
+		near, far := net.Pipe()
+		done := make(chan struct{})
+		go func() { // ends when the near end is closed
+			defer close(done)
+			newBenchServer(far, far).serve()
+		}()
+		b.Cleanup(func() {
+			near.Close()
+			await(b, "server's end", done)
+		})
+		return near
+	}
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "COPILOT_TEST_CHILD=bench")
+	in, inErr := cmd.StdinPipe()
+	out, outErr := cmd.StdoutPipe()
+	if inErr != nil || outErr != nil {
+		b.Fatal(inErr, outErr)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			b.Error(err)
+		}
+	})
+	return &stdioPipes{out, in}
+}
+
+func benchClient(b testing.TB, transport string) *Client {
+	c, err := NewClient(testContext(b), benchDial(b, transport), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		c.ForceStop()
+		await(b, "client's end", c.Done())
+	})
+	return c
+}
+
+// cpuTime is the CPU time of this process so far, 0 where the system does not tell in a file.
+func cpuTime() time.Duration {
+	stat, _ := os.ReadFile("/proc/self/stat")
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * (time.Second / 100)
+}
+
+// benchMeasure runs f, which does the work b.N times, as what is measured.
+func benchMeasure(b *testing.B, transport string, f func()) {
+	b.ReportAllocs()
+	runtime.GC()
+	before := cpuTime()
+	b.ResetTimer()
+	f()
+	b.StopTimer()
+	if used := cpuTime() - before; transport == "child" && used > 0 {
+		b.ReportMetric(float64(used)/float64(b.N), "cpu-ns/op")
+	}
+}
+
+// benchBatches asks for b.N events, batch by batch, each when the one before has been dealt with.
+func benchBatches(b *testing.B, w benchWork, batch func(n int)) {
+	for sent, size := 0, w.batch(); sent < b.N; sent += size {
+		batch(min(size, b.N-sent))
+	}
+}
+
+func BenchmarkEvent(b *testing.B) {
+	reads := []struct {
+		name string
+		read func(b *testing.B, e Event)
+	}{
+		{"envelope", func(b *testing.B, e Event) {
+			if e.Type != EventAssistantMessageDelta {
+				b.Error(e.Type)
+			}
+		}},
+		{"payload", func(b *testing.B, e Event) {
+			if d, ok := e.Payload().(*AssistantMessageDelta); !ok || d.DeltaContent == "" {
+				b.Error("no text")
+			}
+		}},
+	}
+	benchTransports(b, func(b *testing.B, transport string) {
+		for _, size := range []int{414, 1 << 10, 64 << 10, 1 << 20, 16 << 20} {
+			w := benchWork{Kind: "delta", Size: size, Sessions: 1}
+			for _, read := range reads {
+				b.Run(fmt.Sprintf("size=%d/%s", size, read.name), func(b *testing.B) { benchEvents(b, transport, w, 1, read.read) })
+			}
+			b.Run(fmt.Sprintf("size=%d/envelope-limit", size), func(b *testing.B) { benchEventLimit(b, transport, w, false) })
+			b.Run(fmt.Sprintf("size=%d/payload-limit", size), func(b *testing.B) { benchEventLimit(b, transport, w, true) })
+		}
+		w := benchWork{Kind: "delta", Size: 414, Sessions: 1}
+		for _, subscribers := range []int{1, 10, 100, 1000} {
+			b.Run(fmt.Sprintf("subscribers=%d", subscribers), func(b *testing.B) { benchEvents(b, transport, w, subscribers, reads[0].read) })
+		}
+		for _, sessions := range []int{1, 16, 256, 10_000} {
+			w.Sessions = sessions
+			b.Run(fmt.Sprintf("sessions=%d", sessions), func(b *testing.B) { benchEvents(b, transport, w, 1, reads[0].read) })
+		}
+	})
+}
+
+// benchEvents: each session has so many subscribers, which read every event.
+func benchEvents(b *testing.B, transport string, w benchWork, subscribers int, read func(b *testing.B, e Event)) {
+	c := benchClient(b, transport)
+	ctx, cancel := context.WithCancel(context.Background())
+	var left atomic.Int64
+	var readers sync.WaitGroup
+	done := make(chan struct{}, 1)
+	for i := range w.Sessions {
+		s, err := c.CreateSession(ctx, &SessionConfig{SessionID: fmt.Sprint("s", i)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for range subscribers {
+			sub := s.Subscribe()
+			readers.Add(1)
+			go func() { // ends with ctx
+				defer readers.Done()
+				for e, err := range sub.All(ctx) {
+					if err != nil {
+						if ctx.Err() == nil {
+							b.Error(err)
+						}
+						return
+					}
+					read(b, e)
+					if left.Add(-1) == 0 {
+						done <- struct{}{}
+					}
+				}
+			}()
+		}
+	}
+	defer readers.Wait()
+	defer cancel()
+	ask := func(n int) {
+		left.Store(int64(n * subscribers))
+		if err := c.Call(ctx, "bench.emit", w.params(n), nil); err != nil {
+			b.Fatal(err)
+		}
+		<-done
+	}
+	ask(w.batch()) // the server makes its frames
+	b.SetBytes(int64(w.Size))
+	benchMeasure(b, transport, func() { benchBatches(b, w, ask) })
+	if subscribers > 1 {
+		b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(subscribers), "ns/read")
+	}
+}
+
+// benchEventLimit reads the same frames, walks them once and keeps nothing; or decodes the payload with encoding/json.
+func benchEventLimit(b *testing.B, transport string, w benchWork, payload bool) {
+	rwc := benchDial(b, transport)
+	r := newFrameReader(rwc, defaultMaxFrame)
+	ask := func(n int) {
+		request := notification("bench.emit", w.params(n))
+		request["id"] = 1
+		if _, err := rwc.Write(encodeFrame(request)); err != nil {
+			b.Fatal(err)
+		}
+		for range n + 1 {
+			m := benchRead(b, r)
+			if payload && m.event != nil {
+				var d AssistantMessageDelta
+				if err := json.Unmarshal(m.fields.data, &d); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+	}
+	ask(w.batch())
+	b.SetBytes(int64(w.Size))
+	benchMeasure(b, transport, func() { benchBatches(b, w, ask) })
+}
+
+// benchRead reads a frame and walks it.
+func benchRead(b *testing.B, r *frameReader) (m message) {
+	body, err := r.next()
+	if err != nil || !m.parse(body) {
+		b.Fatal("no message: ", err)
+	}
+	return m
+}
+
+func BenchmarkCall(b *testing.B) {
+	benchTransports(b, func(b *testing.B, transport string) {
+		for _, callers := range []int{1, 16, 256} {
+			b.Run(fmt.Sprintf("callers=%d/call", callers), func(b *testing.B) {
+				c := benchClient(b, transport)
+				benchMeasure(b, transport, func() {
+					var left atomic.Int64
+					left.Store(int64(b.N))
+					var done sync.WaitGroup
+					for range callers {
+						done.Add(1)
+						go func() { // ends when all calls are made
+							defer done.Done()
+							for left.Add(-1) >= 0 {
+								if err := c.Call(context.Background(), "ping", nil, nil); err != nil {
+									b.Error(err)
+									return
+								}
+							}
+						}()
+					}
+					done.Wait()
+				})
+			})
+			b.Run(fmt.Sprintf("callers=%d/limit", callers), func(b *testing.B) {
+				rwc := benchDial(b, transport)
+				r := newFrameReader(rwc, defaultMaxFrame)
+				request := encodeFrame(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": struct{}{}})
+				requests := bytes.Repeat(request, callers)
+				benchMeasure(b, transport, func() {
+					for left := b.N; left > 0; left -= callers {
+						n := min(left, callers)
+						if _, err := rwc.Write(requests[:n*len(request)]); err != nil {
+							b.Fatal(err)
+						}
+						for range n {
+							benchRead(b, r)
+						}
+					}
+				})
+			})
+		}
+	})
+}
+
+// BenchmarkTool is a tool call of the server: its event, the handler, the answer, and the server's answer to that.
+func BenchmarkTool(b *testing.B) {
+	benchTransports(b, func(b *testing.B, transport string) {
+		for _, inFlight := range []int{1, 64} {
+			w := benchWork{Kind: "tool", Size: 414, Sessions: 1, InFlight: inFlight}
+			b.Run(fmt.Sprintf("inflight=%d/tool", inFlight), func(b *testing.B) {
+				c := benchClient(b, transport)
+				tool := Tool{Name: "t", Handler: func(context.Context, ToolCall) (ToolResult, error) { return ToolResult{Text: "done"}, nil }}
+				if _, err := c.CreateSession(testContext(b), &SessionConfig{SessionID: "s0", Tools: []Tool{tool}}); err != nil {
+					b.Fatal(err)
+				}
+				ask := func(n int) {
+					if err := c.Call(context.Background(), "bench.tools", w.params(n), nil); err != nil {
+						b.Fatal(err)
+					}
+				}
+				ask(w.batch())
+				benchMeasure(b, transport, func() { benchBatches(b, w, ask) })
+			})
+			b.Run(fmt.Sprintf("inflight=%d/limit", inFlight), func(b *testing.B) {
+				rwc := benchDial(b, transport)
+				r := newFrameReader(rwc, defaultMaxFrame)
+				params := map[string]any{"sessionId": "s0", "requestId": newUUID(), "result": "done"}
+				answer := encodeFrame(map[string]any{"jsonrpc": "2.0", "id": 2, "method": "session.tools.handlePendingToolCall", "params": params})
+				var out []byte
+				ask := func(n int) {
+					request := notification("bench.tools", w.params(n))
+					request["id"] = 1
+					out = append(out[:0], encodeFrame(request)...)
+					for left := 2*n + 1; left > 0; left-- { // n calls, n answers to ours, and one in the end
+						if len(out) > 0 && r.br.Buffered() == 0 {
+							if _, err := rwc.Write(out); err != nil {
+								b.Fatal(err)
+							}
+							out = out[:0]
+						}
+						if m := benchRead(b, r); m.event != nil {
+							out = append(out, answer...)
+						}
+					}
+				}
+				ask(w.batch())
+				benchMeasure(b, transport, func() { benchBatches(b, w, ask) })
+			})
+		}
+	})
+}
+
+// BenchmarkCreate is a session's create. Its limit is the request's params by encoding/json, and the round trip.
+func BenchmarkCreate(b *testing.B) {
+	benchTransports(b, func(b *testing.B, transport string) {
+		b.Run("create", func(b *testing.B) {
+			c := benchClient(b, transport)
+			ctx := context.Background()
+			benchMeasure(b, transport, func() {
+				for range b.N {
+					if _, err := c.CreateSession(ctx, nil); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		})
+		b.Run("limit", func(b *testing.B) {
+			rwc := benchDial(b, transport)
+			r := newFrameReader(rwc, defaultMaxFrame)
+			type params struct {
+				SessionID                      string `json:"sessionId"`
+				EnvValueMode                   string `json:"envValueMode"`
+				ToolFilterPrecedence           string `json:"toolFilterPrecedence"`
+				Hooks                          bool   `json:"hooks"`
+				IncludeSubAgentStreamingEvents bool   `json:"includeSubAgentStreamingEvents"`
+			}
+			type request struct {
+				Version string `json:"jsonrpc"`
+				ID      int    `json:"id"`
+				Method  string `json:"method"`
+				Params  params `json:"params"`
+			}
+			benchMeasure(b, transport, func() {
+				for i := range b.N {
+					body, err := json.Marshal(request{"2.0", i, "session.create", params{newUUID(), "direct", "excluded", false, true}})
+					if err != nil {
+						b.Fatal(err)
+					}
+					if _, err = fmt.Fprintf(rwc, "Content-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+						b.Fatal(err)
+					}
+					benchRead(b, r)
+				}
+			})
+		})
+	})
+	b.Run("prepare", func(b *testing.B) {
+		c := benchClient(b, "pipe")
+		benchMeasure(b, "pipe", func() {
+			for range b.N {
+				if _, err := c.PrepareSession(nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	})
+}
+
+// idleSessions opens n sessions and returns what one of them holds: bytes of heap, bytes of stacks, goroutines.
+func idleSessions(t testing.TB, n int) (heap, stack, goroutines float64) {
+	c := benchClient(t, "pipe")
+	s := createSession(t, c, nil) // what the first one alone brings
+	measure := func() (m runtime.MemStats, g int) {
+		runtime.GC()
+		runtime.GC() // pools are empty after the second
+		runtime.ReadMemStats(&m)
+		return m, runtime.NumGoroutine()
+	}
+	before, g := measure()
+	for range n {
+		if _, err := c.CreateSession(context.Background(), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after, h := measure()
+	runtime.KeepAlive(s)
+	per := func(after, before uint64) float64 { return (float64(after) - float64(before)) / float64(n) }
+	return per(after.HeapAlloc, before.HeapAlloc), per(after.StackInuse, before.StackInuse), float64(h-g) / float64(n)
+}
+
+// BenchmarkIdle tells what an open session holds that nobody uses.
+func BenchmarkIdle(b *testing.B) {
+	var heap, stack, goroutines float64
+	for range b.N {
+		heap, stack, goroutines = idleSessions(b, 10_000)
+	}
+	b.ReportMetric(heap, "heap-B/session")
+	b.ReportMetric(stack, "stack-B/session")
+	b.ReportMetric(goroutines, "goroutines/session")
+}
+
+func TestIdleSessionHoldsLittle(t *testing.T) {
+	heap, _, goroutines := idleSessions(t, 1000)
+	if heap > 2048 || goroutines > 0 {
+		t.Errorf("an idle session holds %.0f bytes and %v goroutines", heap, goroutines)
+	}
+}
+
+func TestAllocations(t *testing.T) {
+	c := benchClient(t, "pipe")
+	ctx := context.Background()
+	open := func(id string, cfg SessionConfig) *Session {
+		cfg.SessionID = id
+		return createSession(t, c, &cfg)
+	}
+	tool := Tool{Name: "t", Handler: func(context.Context, ToolCall) (ToolResult, error) { return ToolResult{Text: "done"}, nil }}
+	open("s0", SessionConfig{Tools: []Tool{tool}})
+	tools := benchWork{Kind: "tool", Size: 414, Sessions: 1, InFlight: 64}
+	const batch = 64
+
+	// event takes a frame the way the connection's reader does, which is idle, and lets each subscriber read it.
+	frame := benchWork{Kind: "delta", Size: 414, Sessions: 1}.frames()[0]
+	event := func(subscribers int, read func(e Event)) func() {
+		id := newUUID()
+		s := open(id, SessionConfig{})
+		subs := make([]*Subscription[Event], subscribers)
+		for i := range subs {
+			subs[i] = s.Subscribe()
+		}
+		stream := &frameReader{br: bufio.NewReader(nil), max: defaultMaxFrame}
+		frame := bytes.Replace(frame, []byte(`"s0"`), []byte(`"`+id+`"`), 1)
+		body := frame[bytes.IndexByte(frame, '{'):]
+		frame = append(fmt.Appendf(nil, "Content-Length: %d\r\n\r\n", len(body)), body...)
+		in := bytes.NewReader(nil)
+		var m message
+		return func() {
+			in.Reset(frame)
+			stream.br.Reset(in)
+			body, err := stream.next()
+			if err != nil || !m.parse(body) {
+				t.Fatal("no message: ", err)
+			}
+			c.dispatch(&m)
+			for _, sub := range subs {
+				e, err := sub.Next(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				read(e)
+			}
+		}
+	}
+	envelope := func(e Event) {}
+	for _, tt := range []struct {
+		name string
+		most float64
+		f    func()
+	}{
+		{"event", 4, event(1, envelope)},
+		{"event to many", 4, event(100, envelope)},
+		{"event with payload", 12, event(1, func(e Event) { e.Payload() })},
+		{"call", 12, func() {
+			if err := c.Call(ctx, "ping", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"tools", 30 * batch, func() {
+			if err := c.Call(ctx, "bench.tools", tools.params(batch), nil); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"create", 60, func() { open("", SessionConfig{}) }},
+	} {
+		if got := testing.AllocsPerRun(100, tt.f); got > tt.most {
+			t.Errorf("%s: %v allocations, at most %v are expected", tt.name, got, tt.most)
+		}
+	}
+}
+
+func TestLargeEventIsHeldOnce(t *testing.T) {
+	const runs = 4
+	frame := benchWork{Kind: "delta", Size: 1 << 20, Sessions: 1}.frames()[0]
+	r := newFrameReader(bytes.NewReader(bytes.Repeat(frame, runs)), defaultMaxFrame)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range runs {
+		var m message
+		body, err := r.next()
+		if err != nil || !m.parse(body) {
+			t.Fatal("no message: ", err)
+		}
+		if e := newEvent(&m.fields, nil); len(e.Data) < 1<<19 {
+			t.Fatalf("data of %d bytes", len(e.Data))
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if got := (after.TotalAlloc - before.TotalAlloc) / runs; got > 12<<20/10 {
+		t.Errorf("an event of 1 MB allocates %d bytes", got)
+	}
+}
+
+// A call that is given up while the writer is busy with another frame leaves no trace on the wire.
+func TestWithdrawnCallIsNotSent(t *testing.T) {
+	leakCheck(t)
+	near, far := net.Pipe()
+	c := newConn(near, defaultMaxFrame, slog.New(discardHandler{}))
+	c.handle, c.ended = func(*message) {}, func(error) {}
+	c.start()
+	defer func() {
+		near.Close()
+		await(t, "reader's end", c.readDone)
+		await(t, "writer's end", c.writeDone)
+	}()
+	if err := c.reply([]byte("1"), nil, nil); err != nil { // the writer has it, and nobody reads
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var finished error
+	given := async(func() error {
+		_, err := c.call(ctx, &call{method: "never", then: func(_ json.RawMessage, err error) { finished = err }}, nil)
+		return err
+	})
+	until(t, "queued", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.waiting) == 1
+	})
+	cancel()
+	if err := await(t, "call", given); !errors.Is(err, context.Canceled) || finished != err {
+		t.Errorf("got %v, then got %v", err, finished)
+	}
+	later := async(func() error { return c.reply([]byte("2"), nil, nil) })
+	r := newFrameReader(far, defaultMaxFrame)
+	for _, want := range []string{"1", "2"} {
+		body, err := r.next()
+		var m message
+		if err != nil || !m.parse(body) || string(m.id) != want {
+			t.Errorf("got %q, %v; want the answer to %s", body, err, want)
+		}
+	}
+	if err := await(t, "reply", later); err != nil {
+		t.Error(err)
+	}
+}
+
+// errFault is how an injected fault shows where it is more than the end of the stream.
+var errFault = errors.New("fault")
+
+// faultPlan says what goes wrong on a wire. The zero value cuts both directions before the first byte; start from noFault.
+type faultPlan struct {
+	in     int  // the client can read that many bytes, then readErr; -1: all
+	eager  bool // readErr comes together with the last bytes
+	split  int  // a read ends at that offset and at each further faultStep bytes; -1: where it likes
+	chunk  int  // bytes that one read returns at most; 0: as many as fit
+	out    int  // the client can write that many bytes; then the peer is gone, and reads end in readErr; -1: all
+	lost   bool // what is written to a peer that is gone seems to succeed, until a read says otherwise
+	write  int  // the number of the write that goes wrong, from 0; -1: none
+	keep   int  // bytes that this write leaves
+	silent bool // it tells a short count and no error; with a negative keep, that it took nothing
+	dribs  bool // every write takes one byte
+
+	readErr error
+}
+
+const faultStep = 256 // more than most frames have
+
+var noFault = faultPlan{in: -1, split: -1, out: -1, write: -1, readErr: io.EOF}
+
+// faultWire is a byte stream with a scripted server at its other end, which answers within Write. It has no goroutine, and the same calls
+// make the same bytes.
+type faultWire struct {
+	faultPlan
+
+	mu      sync.Mutex
+	change  sync.Cond
+	request []byte // what the server has not understood yet
+	answer  []byte // what the client has not read yet
+	sent    int    // bytes to the client
+	read    int    // of which it has read
+	written int    // bytes from the client
+	writes  []int  // their sizes
+	turns   int
+	gone    bool // the server
+	closed  bool
+
+	events map[string][]faultEvent
+}
+
+type faultEvent struct {
+	id  string
+	end int // the offset of the byte after it
+}
+
+func newFaultWire(p faultPlan) *faultWire {
+	w := &faultWire{faultPlan: p, events: make(map[string][]faultEvent)}
+	w.change.L = &w.mu
+	return w
+}
+
+func (w *faultWire) Read(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		if w.closed {
+			return 0, io.ErrClosedPipe
+		}
+		n := min(len(p), len(w.answer))
+		if w.in >= 0 {
+			n = min(n, w.in-w.read)
+		}
+		if w.chunk > 0 {
+			n = min(n, w.chunk)
+		}
+		switch {
+		case w.split > w.read:
+			n = min(n, w.split-w.read)
+		case w.split >= 0:
+			n = min(n, faultStep-(w.read-w.split)%faultStep)
+		}
+		if n > 0 {
+			copy(p, w.answer[:n])
+			w.answer = w.answer[n:]
+			w.read += n
+			if w.eager && w.read == w.in {
+				return n, w.readErr
+			}
+			return n, nil
+		}
+		if w.read == w.in || w.gone && len(w.answer) == 0 {
+			return 0, w.readErr
+		}
+		w.change.Wait()
+	}
+}
+
+func (w *faultWire) Write(p []byte) (n int, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.change.Broadcast()
+	if w.closed {
+		return 0, io.ErrClosedPipe
+	}
+	n = len(p)
+	if w.dribs {
+		n = min(n, 1)
+	}
+	if len(w.writes) == w.write {
+		switch {
+		case !w.silent:
+			n, err = max(n-w.keep, 0), errFault
+		case w.keep < 0:
+			n = 0
+		default:
+			n = max(n-w.keep, 1) // frames share a write or not, so that the sizes vary
+		}
+	}
+	if w.out >= 0 && w.written+n >= w.out {
+		n = w.out - w.written
+		w.gone = true
+		if n < len(p) {
+			err = errFault
+		}
+	}
+	w.writes = append(w.writes, len(p))
+	w.written += n
+	w.request = append(w.request, p[:n]...)
+	for w.serve() {
+	}
+	if w.gone && w.lost {
+		return len(p), nil
+	}
+	return n, err
+}
+
+func (w *faultWire) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	w.change.Broadcast()
+	return nil
+}
+
+// serve answers one request, if there is a whole one.
+func (w *faultWire) serve() bool {
+	r := bytes.NewReader(w.request)
+	fr := newFrameReader(r, defaultMaxFrame)
+	body, err := fr.next()
+	if err != nil {
+		return false
+	}
+	w.request = w.request[len(w.request)-r.Len()-fr.br.Buffered():]
+	var m peerMessage
+	if json.Unmarshal(body, &m) != nil {
+		panic("the client sent what is not JSON")
+	}
+	id := fmt.Sprint(m.get("sessionId"))
+	result := func(v any) { w.send(map[string]any{"jsonrpc": "2.0", "id": m.ID, "result": v}) }
+	event := func(id, typ string, data any) {
+		name := fmt.Sprint("e", w.sent)
+		w.send(notification("session.event", map[string]any{"sessionId": id, "event": map[string]any{"id": name, "type": typ, "data": data}}))
+		w.events[id] = append(w.events[id], faultEvent{name, w.sent})
+	}
+	switch m.Method {
+	case "connect":
+		result(map[string]any{"ok": true, "protocolVersion": 3})
+	case "session.create":
+		event(id, "session.start", map[string]any{"sessionId": id})
+		result(map[string]any{"sessionId": id})
+	case "session.send":
+		w.turns++
+		message := fmt.Sprint("m", w.turns)
+		result(map[string]any{"messageId": message})
+		event(id, "user.message", map[string]any{"messageId": message, "content": "hi"})
+		event("b", "session.title_changed", map[string]any{"title": message})
+		if w.turns == 1 {
+			event(id, "external_tool.requested", map[string]any{"requestId": "r", "toolName": "t", "toolCallId": "c", "arguments": map[string]any{"é": 1}})
+			break
+		}
+		w.send(map[string]any{"jsonrpc": "2.0", "id": "q", "method": "future.question", "params": map[string]any{"sessionId": id}})
+		event(id, "assistant.message_delta", map[string]any{"messageId": "a", "deltaContent": "wör"})
+	case hdlTool:
+		result(map[string]any{"success": true})
+		event(id, "external_tool.completed", map[string]any{"requestId": "r"})
+		event(id, "assistant.message", map[string]any{"messageId": "a", "content": "dönε"})
+		event(id, "session.idle", map[string]any{})
+	case "session.abort":
+		event(id, "abort", map[string]any{"reason": "user_initiated"})
+		event(id, "session.idle", map[string]any{"aborted": true})
+		result(map[string]any{"success": true})
+	case "ping":
+		result(map[string]any{"message": "pong"})
+	case "session.destroy":
+		result(map[string]any{"success": true})
+	}
+	return true
+}
+
+func (w *faultWire) send(m any) {
+	b := encodeFrame(m)
+	w.answer = append(w.answer, b...)
+	w.sent += len(b)
+}
+
+// delivered returns the ids of the session's events that the client could read whole.
+func (w *faultWire) delivered(session string) (ids []string) {
+	for _, e := range w.events[session] {
+		if e.end <= w.read {
+			ids = append(ids, e.id)
+		}
+	}
+	return ids
+}
+
+// faultTalk has the whole conversation over the wire, goes on after the first failure, and returns what was wrong: an error out of bounds, an event
+// too many or too few, a call that did not return. cause is the error that the fault must show as, nil when everything must succeed.
+func faultTalk(w *faultWire, cause error) (wrong []string) {
+	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	failed := false
+	// check takes the outcome of each call before the stop: once one has failed with the cause, all do.
+	check := func(what string, err error) {
+		switch {
+		case err == nil && !failed:
+		case err == nil:
+			complain("%s succeeded after the failure", what)
+		case cause == nil || !errors.Is(err, cause):
+			complain("%s: %v", what, err)
+		default:
+			failed = true
+		}
+	}
+	c, err := NewClient(ctx, w, nil)
+	check("NewClient", err)
+	if err != nil {
+		return wrong
+	}
+	tool := Tool{Name: "t", Handler: func(context.Context, ToolCall) (ToolResult, error) { return ToolResult{Text: "<x>"}, nil }}
+	ids, subs, sessions := []string{"a", "b"}, make([]*Subscription[Event], 2), make([]*Session, 2)
+	for i, id := range ids {
+		p, err := c.PrepareSession(&SessionConfig{SessionID: id, Tools: []Tool{tool}})
+		if err != nil {
+			complain("PrepareSession: %v", err)
+			return wrong
+		}
+		subs[i] = p.Subscribe()
+		sessions[i], err = p.Start(ctx)
+		check("Start", err)
+	}
+	if a := sessions[0]; a != nil {
+		last, err := a.SendAndWait(ctx, Message{Prompt: "tool"})
+		check("SendAndWait", err)
+		if err == nil && (last == nil || last.Content != "dönε") {
+			complain("answered %+v", last)
+		}
+		ends := 0
+		for e, err := range a.Ask(ctx, Message{Prompt: "abort"}) {
+			switch {
+			case err != nil && !errors.Is(err, ErrAborted):
+				check("Ask", err)
+				fallthrough
+			case err != nil:
+				ends++
+			case ends > 0:
+				complain("Ask yields after its end")
+			case e.Type == EventAssistantMessageDelta:
+				check("Abort", a.Abort(ctx))
+			}
+		}
+		if ends != 1 {
+			complain("Ask ended %d times", ends)
+		}
+		check("Disconnect", a.Disconnect(ctx))
+	}
+	_, err = c.Ping(ctx, "")
+	check("Ping", err)
+	broken := failed
+	if err := c.Stop(ctx); err != nil && (cause == nil || broken || !errors.Is(err, ErrNotConfirmed)) {
+		complain("Stop: %v", err)
+	}
+	select {
+	case <-c.Done():
+	case <-ctx.Done():
+		complain("no end")
+		return wrong
+	}
+	end := c.Err()
+	if !errors.Is(end, ErrClosed) && (cause == nil || !errors.Is(end, cause)) || broken && errors.Is(end, ErrClosed) {
+		complain("ended with %v", end)
+	}
+	if _, err := c.Ping(ctx, ""); !errors.Is(err, ErrClosed) {
+		complain("Ping after Stop: %v", err)
+	}
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, id := range ids {
+		var got []string
+		var ends []error
+		for e, err := range subs[i].All(ctx) {
+			if err != nil {
+				ends = append(ends, err)
+			} else {
+				got = append(got, e.ID)
+			}
+		}
+		if want := w.delivered(id); !slices.Equal(got, want) {
+			complain("events of %s: got %q, want %q", id, got, want)
+		}
+		clean := sessions[i] != nil && errors.Is(context.Cause(sessions[i].Context()), ErrClosed)
+		if clean && len(ends) != 0 || !clean && (len(ends) != 1 || cause == nil || !errors.Is(ends[0], cause)) {
+			complain("the sequence of %s ended with %v", id, ends)
+		}
+		if sessions[i] != nil && context.Cause(sessions[i].Context()) == nil {
+			complain("%s has not ended", id)
+		}
+	}
+	return wrong
+}
+
+// faultRun has the conversation with one fault and checks that nothing of it is left.
+func faultRun(t *testing.T, p faultPlan, cause error, row string) {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	w := newFaultWire(p)
+	if wrong := faultTalk(w, cause); wrong != nil {
+		t.Errorf("%s: %s", row, strings.Join(wrong, "\n\t"))
+	}
+	deadline := time.Now().Add(patience)
+	for runtime.NumGoroutine() > before {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: goroutines are left", row)
+		}
+		runtime.Gosched()
+	}
+}
+
+// faultRecord has the conversation without a fault.
+func faultRecord(t *testing.T) *faultWire {
+	t.Helper()
+	w := newFaultWire(noFault)
+	if wrong := faultTalk(w, nil); wrong != nil {
+		t.Fatal(strings.Join(wrong, "\n"))
+	}
+	if w.read != w.sent || len(w.events["a"]) < 9 || len(w.events["b"]) < 3 {
+		t.Fatalf("read %d of %d bytes, %d and %d events", w.read, w.sent, len(w.events["a"]), len(w.events["b"]))
+	}
+	return w
+}
+
+// TestCutEverywhere has one conversation again and again: handshake, two sessions, a turn with a tool, an aborted turn, a disconnect, a stop. Each
+// time the connection is cut after another byte, in the next of several ways.
+func TestCutEverywhere(t *testing.T) {
+	leakCheck(t)
+	whole := faultRecord(t)
+	stride := 1
+	if testing.Short() {
+		stride = 7 // no multiple of the number of ways
+	}
+	toClient := []struct {
+		name    string
+		readErr error
+		eager   bool
+		cause   error
+	}{
+		{"EOF", io.EOF, false, io.ErrUnexpectedEOF},
+		{"EOF with data", io.EOF, true, io.ErrUnexpectedEOF},
+		{"error", errFault, false, errFault},
+	}
+	for n := 0; n < whole.sent; n += stride {
+		p, way := noFault, toClient[n%len(toClient)]
+		p.in, p.readErr, p.eager = n, way.readErr, way.eager
+		faultRun(t, p, way.cause, fmt.Sprintf("%s after %d of %d bytes to the client", way.name, n, whole.sent))
+	}
+	toServer := []struct {
+		name    string
+		readErr error
+		lost    bool
+		cause   error
+	}{
+		{"EOF", io.EOF, false, io.ErrUnexpectedEOF},
+		{"error", errFault, false, errFault},
+		{"EOF, writes into the void", io.EOF, true, io.ErrUnexpectedEOF},
+	}
+	for n := 0; n < whole.written; n += stride {
+		p, way := noFault, toServer[n%len(toServer)]
+		p.out, p.readErr, p.lost = n, way.readErr, way.lost
+		faultRun(t, p, way.cause, fmt.Sprintf("%s after %d of %d bytes to the server", way.name, n, whole.written))
+	}
+}
+
+// TestSplitEverywhere has the same conversation with each read ended at each offset, and with each write taken in parts: that changes nothing.
+func TestSplitEverywhere(t *testing.T) {
+	leakCheck(t)
+	whole := faultRecord(t)
+	for n := range faultStep {
+		p := noFault
+		p.split = n
+		faultRun(t, p, nil, fmt.Sprintf("reads end after %d bytes and each further %d", n, faultStep))
+	}
+	for n := 1; n <= 64; n++ {
+		p := noFault
+		p.chunk = n
+		faultRun(t, p, nil, fmt.Sprintf("reads of %d bytes", n))
+	}
+	p := noFault
+	p.dribs = true
+	faultRun(t, p, nil, "writes of one byte")
+	p.chunk = 1
+	faultRun(t, p, nil, "reads and writes of one byte")
+	for k, size := range whole.writes {
+		for keep := 1; keep < size; keep += 1 + keep/2 {
+			p := noFault
+			p.write, p.keep, p.silent = k, keep, true
+			faultRun(t, p, nil, fmt.Sprintf("write %d lacks %d bytes", k, keep))
+		}
+	}
+}
+
+// TestEveryWriteFails fails each write once, after none, some and all of its bytes, while the server stays.
+func TestEveryWriteFails(t *testing.T) {
+	leakCheck(t)
+	whole := faultRecord(t)
+	var rows sync.WaitGroup // all at once: each waits a while for a better reason than its own
+	for k, size := range whole.writes {
+		for _, keep := range []int{size, size - 1, size / 2, 1, 0} {
+			rows.Add(1)
+			go func() { // ends with its conversation; awaited below
+				defer rows.Done()
+				p := noFault
+				p.write, p.keep = k, keep
+				if wrong := faultTalk(newFaultWire(p), errFault); wrong != nil {
+					t.Errorf("write %d fails %d bytes before its end: %s", k, keep, strings.Join(wrong, "\n\t"))
+				}
+			}()
+		}
+	}
+	rows.Wait()
+	for k := range whole.writes { // a writer that makes no progress
+		p := noFault
+		p.write, p.keep, p.silent = k, -1, true
+		rows.Add(1)
+		go func() { // as above
+			defer rows.Done()
+			if wrong := faultTalk(newFaultWire(p), io.ErrShortWrite); wrong != nil {
+				t.Errorf("write %d takes nothing: %s", k, strings.Join(wrong, "\n\t"))
+			}
+		}()
+	}
+	rows.Wait()
+}
+
+// TestDisconnectMeetsTheCut: a session that has lost its route to the end of the connection, but has not been ended by that yet, is not released.
+func TestDisconnectMeetsTheCut(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	s := createSession(t, c, nil)
+	s.mu.Lock() // which its end waits for
+	p.conn.Close()
+	until(t, "the route's end", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.routes) == 0
+	})
+	err := s.Disconnect(testContext(t))
+	s.mu.Unlock()
+	var of *SessionError
+	if !errors.Is(err, io.ErrUnexpectedEOF) || !errors.As(err, &of) || of.SessionID != s.ID() {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestAnyOrder has the server send what does not depend on each other in every order: answers to concurrent calls, events of two sessions, a question.
+// Each arrives where it belongs, and no answer before the events that stood before it.
+func TestAnyOrder(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	sessions := []*Session{createSession(t, c, &SessionConfig{SessionID: "a"}), createSession(t, c, &SessionConfig{SessionID: "b"})}
+	subs := []*Subscription[Event]{sessions[0].Subscribe(), sessions[1].Subscribe()}
+	held := make(chan peerMessage, 3)
+	p.handle("work", func(_ *peer, m peerMessage) any { held <- m; return noAnswer })
+
+	sent := [2]uint64{} // events so far
+	try := func(order []byte) {
+		expected := make(map[byte][2]uint64) // what must have been published when an answer is handed over
+		var seen sync.Map
+		var calls []<-chan error
+		for _, name := range []byte("xyz") {
+			calls = append(calls, async(func() error {
+				raw, err := c.call(testContext(t), "work", map[string]byte{"n": name}, func(json.RawMessage, error) {
+					seen.Store(name, [2]uint64{sessions[0].ring.position(), sessions[1].ring.position()})
+				})
+				if err != nil || string(raw) != fmt.Sprint(name) {
+					return fmt.Errorf("%c got %s, %v", name, raw, err)
+				}
+				return nil
+			}))
+		}
+		requests := make(map[byte]peerMessage)
+		for range calls {
+			m := await(t, "call", held)
+			requests[byte(m.get("n").(float64))] = m
+		}
+		var out []any
+		answer := make(chan peerMessage, 1)
+		var events [2][]string
+		for _, what := range order {
+			switch what {
+			case 'q':
+				p.mu.Lock()
+				p.answers[`"q"`] = answer
+				p.mu.Unlock()
+				out = append(out, map[string]any{"id": "q", "method": "future.question"})
+			case '0', '1':
+				n := what - '0'
+				sent[n]++
+				id := fmt.Sprint("e", sent[n])
+				events[n] = append(events[n], id)
+				out = append(out, notification("session.event", map[string]any{"sessionId": sessions[n].ID(), "event": map[string]any{"id": id, "type": "x"}}))
+			default:
+				out = append(out, map[string]any{"id": requests[what].ID, "result": what})
+				expected[what] = sent
+			}
+		}
+		p.send(out...)
+		for _, call := range calls {
+			if err := await(t, "call", call); err != nil {
+				t.Errorf("%s: %v", order, err)
+			}
+		}
+		if m := await(t, "answer", answer); m.Error == nil || m.Error.Code != codeMethodNotFound {
+			t.Errorf("%s: answered %s", order, m.Result)
+		}
+		p.sync()
+		for name, want := range expected {
+			if got, _ := seen.Load(name); got != want {
+				t.Errorf("%s: with %c, %v events were there, want %v", order, name, got, want)
+			}
+		}
+		for n, sub := range subs {
+			var got []string
+			for {
+				e, ready, _ := sub.poll()
+				if !ready {
+					break
+				}
+				got = append(got, e.ID)
+			}
+			if !slices.Equal(got, events[n]) {
+				t.Errorf("%s: session %d got %q, want %q", order, n, got, events[n])
+			}
+		}
+	}
+	n := 0
+	var permute func(order, rest []byte)
+	permute = func(order, rest []byte) {
+		if len(rest) == 0 {
+			if n++; !testing.Short() || n%7 == 0 {
+				try(order)
+			}
+			return
+		}
+		for i, b := range rest {
+			if bytes.IndexByte(rest[:i], b) < 0 { // one of two equals
+				permute(append(order[:len(order):len(order)], b), slices.Delete(slices.Clone(rest), i, i+1))
+			}
+		}
+	}
+	permute(nil, []byte("xyz001q"))
+}
+
+// TestDeepNesting: no depth of what either side gives exhausts the stack.
+func TestDeepNesting(t *testing.T) {
+	leakCheck(t)
+	deep := func(n int) string { return strings.Repeat(`{"a":[`, n/2) + strings.Repeat(`]}`, n/2) }
+	endless := deep(100_000)
+	for _, body := range []string{
+		`%s`, `{"a":%s}`, `{"id":%s,"method":"x"}`, `{"id":1,"method":%s}`, `{"id":1,"result":%s}`, `{"id":1,"error":{"data":%s}}`, `{"method":"x","params":%s}`,
+		`{"method":"session.event","params":{"sessionId":%s}}`, `{"method":"session.event","params":{"sessionId":"s","event":%s}}`,
+		`{"method":"session.event","params":{"sessionId":"s","event":{"type":"session.idle","data":%s}}}`,
+	} {
+		for _, text := range []string{endless, endless[:len(endless)/2], strings.Repeat("[", 1_000_000)} {
+			c, p := newPeer(t, nil)
+			createSession(t, c, &SessionConfig{SessionID: "s"})
+			p.raw([]byte(spineFrame(fmt.Sprintf(body, text))))
+			await(t, "client's end", c.Done())
+			var broken *FrameError
+			if err := c.Err(); !errors.As(err, &broken) {
+				t.Errorf("%s: ended with %v", body, err)
+			}
+		}
+	}
+
+	var e Event
+	if err := e.UnmarshalJSON([]byte(`{"type":"x","data":` + endless + `}`)); err == nil {
+		t.Error("an event was decoded")
+	}
+	e = Event{Type: EventAssistantMessage, Data: json.RawMessage(endless)}
+	if p, ok := e.Payload().(*RawPayload); !ok || p.Err == nil {
+		t.Errorf("payload is %T", e.Payload())
+	}
+
+	raw := json.RawMessage(endless)
+	c, p := newPeer(t, &Options{Handlers: map[string]HandlerFunc{"deep": func(context.Context, string, json.RawMessage) (any, error) { return raw, nil }}})
+	if _, err := c.PrepareSession(&SessionConfig{Tools: []Tool{{Name: "t", Parameters: raw}}}); !errors.Is(err, ErrInvalidConfig) {
+		t.Errorf("a tool's schema: %v", err)
+	}
+	s := createSession(t, c, &SessionConfig{SessionID: "s"})
+	sub := s.Subscribe()
+	for name, err := range map[string]error{
+		"Client.Call": c.Call(testContext(t), "x", raw, nil), "Session.Call": s.Call(testContext(t), "x", raw, nil),
+		"inside": c.Call(testContext(t), "x", map[string]any{"a": raw}, nil),
+	} {
+		if !errors.Is(err, ErrInvalidConfig) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if m := p.request("deep", nil); m.Error == nil {
+		t.Error("a handler's result was sent")
+	}
+	p.raw([]byte(spineFrame(`{"method":"session.event","params":{"sessionId":"s","event":{"type":"assistant.message","data":` + deep(maxNesting-10) + `}}}`)))
+	if e := next(t, sub); len(e.Data) == 0 {
+		t.Error("what is within the limit was lost")
+	}
+}
+
+// TestRepeatedMembers: of members that stand twice the last counts, as a whole. Nothing is put together from both.
+func TestRepeatedMembers(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	subs := make(map[string]*Subscription[Event])
+	for _, id := range []string{"a", "b"} {
+		subs[id] = createSession(t, c, &SessionConfig{SessionID: id}).Subscribe()
+	}
+	const x, y = `"event":{"type":"x","data":1}`, `"event":{"type":"y"}`
+	for _, tt := range []struct{ members, want string }{
+		{`"params":{"sessionId":"a","sessionId":"b",` + x + `}`, "b x 1"},
+		{`"params":{"sessionId":"a",` + x + `,"session\u0049d":"b"}`, "b x 1"},
+		{`"params":{"sessionId":"a",` + x + `,"sessionId":null}`, ""},
+		{`"params":{"sessionId":"a",` + x + `,"sessionId":["b"]}`, ""},
+		{`"params":{"sessionId":"a",` + x + `,` + y + `}`, "a y "},
+		{`"params":{"sessionId":"a",` + x + `,"event":null}`, ""},
+		{`"params":{"sessionId":"a",` + x + `},"params":{"sessionId":"b"}`, ""},
+		{`"params":{"sessionId":"a",` + x + `},"params":{` + x + `}`, ""},
+		{`"params":{"sessionId":"a",` + x + `},"params":[]`, ""},
+		{`"params":{"sessionId":"a",` + x + `},"param\u0073":{"sessionId":"b",` + y + `}`, "b y "},
+		{`"params":{"sessionId":"a",` + x + `},"method":"x"`, ""},
+		{`"params":{"sessionId":"a","event":{"type":"x","type":"y","data":1,"data":{"n":2}}}`, `a y {"n":2}`},
+	} {
+		p.raw([]byte(spineFrame(`{"method":"session.event",` + tt.members + `}`)))
+		p.sync()
+		got := ""
+		for id, sub := range subs {
+			if e, ready, _ := sub.poll(); ready {
+				got += fmt.Sprintf("%s %s %s", id, e.Type, e.Data)
+			}
+		}
+		if got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.members, got, tt.want)
+		}
+	}
+	answer := make(chan peerMessage, 1)
+	p.mu.Lock()
+	p.answers[`"second"`] = answer
+	p.mu.Unlock()
+	p.raw([]byte(spineFrame(`{"id":"first","id":"second","method":"future.method"}`)))
+	await(t, "answer", answer)
+}
+
+// TestOddTexts has the server use texts that are no UTF-8, or no Unicode, wherever it can name or say something: nothing is lost or taken for
+// something else, and what names a request comes back as it was spelled.
+func TestOddTexts(t *testing.T) {
+	leakCheck(t)
+	odd := []string{`"\ud800"`, `"\ud801"`, `"\udc00\ud800"`, "\"\xff\"", "\"\xfe\"", "\"\xed\xa0\x80\"", `"\ufffd"`, `"\u0000"`, "\"\u2028<&>\"", `"\"\\\/"`}
+	calls := make(chan ToolCall, len(odd))
+	exchanges := make(chan struct{}, len(odd))
+	c, p := newPeer(t, &Options{ModelTransport: roundTripper(func(*http.Request) (*http.Response, error) {
+		exchanges <- struct{}{}
+		return nil, errors.New("no model")
+	})})
+	s := createSession(t, c, &SessionConfig{SessionID: "s", OnPermission: ApproveAll, Tools: []Tool{{Name: "t", Handler: func(_ context.Context, call ToolCall) (ToolResult, error) {
+		calls <- call
+		return ToolResult{}, nil
+	}}}})
+	sub := s.Subscribe()
+	expectSpelling := func(method string, n int) {
+		t.Helper()
+		p.wait(method, n)
+		var got []string
+		for _, m := range p.calls(method) {
+			got = append(got, string(member(m.Params, "requestId")))
+		}
+		want := slices.Clone(odd[:n])
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s answers %q, want %q", method, got, want)
+		}
+	}
+	event := func(typ, data string) {
+		p.raw([]byte(spineFrame(`{"method":"session.event","params":{"sessionId":"s","event":{"type":` + typ + `,"id":` + typ + `,"agentId":` + typ + `,"data":` + data + `}}}`)))
+	}
+	for _, text := range odd {
+		event(text, `{"a":`+text+`}`)
+		if e := next(t, sub); string(e.Data) != `{"a":`+text+`}` || e.Type != EventType(unquote([]byte(text))) {
+			t.Errorf("%s: came as %q with %s", text, e.Type, e.Data)
+		}
+		for range 2 { // the second is a repetition
+			p.raw([]byte(spineFrame(`{"method":"session.event","params":{"sessionId":"s","event":{"type":"external_tool.requested","data":{"requestId":` + text + `,"toolName":"t","toolCallId":"c","arguments":{"a":` + text + `}}}}}`)))
+			next(t, sub)
+		}
+		if call := await(t, "tool for "+text, calls); string(call.Arguments) != `{"a":`+text+`}` {
+			t.Errorf("%s: called with %s", text, call.Arguments)
+		}
+		p.raw([]byte(spineFrame(`{"method":"session.event","params":{"sessionId":"s","event":{"type":"permission.requested","data":{"requestId":` + text + `,"permissionRequest":{"kind":"shell","fullCommandText":` + text + `}}}}}`)))
+		next(t, sub)
+		p.raw([]byte(spineFrame(`{"method":"session.event","params":{"sessionId":"s","event":{"type":"external_tool.requested","data":{"requestId":"r","toolName":` + text + `,"toolCallId":` + text + `}}}}`)))
+		next(t, sub)
+		p.raw([]byte(spineFrame(`{"method":"session.event","params":{"sessionId":` + text + `,"event":{"type":"x"}}}`))) // of nobody
+
+		answer := make(chan peerMessage, 1)
+		p.mu.Lock()
+		p.answers[text] = answer
+		p.mu.Unlock()
+		p.raw([]byte(spineFrame(`{"id":` + text + `,"method":` + text + `,"params":{"sessionId":` + text + `}}`)))
+		await(t, "answer to "+text, answer)
+
+		p.handle("refuse", func(_ *peer, m peerMessage) any {
+			p.raw([]byte(spineFrame(`{"id":` + string(m.ID) + `,"error":{"code":7,"message":` + text + `,"data":` + text + `}}`)))
+			return noAnswer
+		})
+		var refused *RPCError
+		if err := c.Call(testContext(t), "refuse", nil, nil); !errors.As(err, &refused) || refused.Code != 7 || string(refused.Data) != text || refused.Error() == "" {
+			t.Errorf("%s: refused with %v", text, err)
+		}
+
+		p.raw([]byte(spineFrame(`{"id":"m","method":"llmInference.httpRequestStart","params":{"requestId":` + text + `,"method":"GET","url":"http://m.invalid/","headers":{}}}`)))
+		p.raw([]byte(spineFrame(`{"id":"m","method":"llmInference.httpRequestChunk","params":{"requestId":` + text + `,"data":"","end":true}}`)))
+		await(t, "exchange "+text, exchanges)
+	}
+	expectSpelling(hdlTool, len(odd))
+	expectSpelling(hdlPermission, len(odd))
+	expectSpelling("llmInference.httpResponseStart", len(odd))
+	if _, ready, err := sub.poll(); ready || err != nil {
+		t.Errorf("one event too many, %v", err)
+	}
+}
+
+// TestTokensStayWithTheCLI: what a launched CLI gets in its environment is not put into the host's, where every other child would find it.
+func TestTokensStayWithTheCLI(t *testing.T) {
+	leakCheck(t)
+	before := os.Environ()
+	o := spineOptions(t, spineScript{TCP: true})
+	o.GitHubToken, o.ConnectionToken, o.BaseDir = "ghs_fault", "conn_fault", t.TempDir()
+	c := spineStart(t, o)
+	if cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.PID())); err == nil && bytes.Contains(cmdline, []byte("_fault")) {
+		t.Errorf("the child's arguments are %q", cmdline)
+	}
+	if after := os.Environ(); !slices.Equal(before, after) {
+		t.Error("the host's environment has changed")
+	}
+	if err := c.Stop(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	if after := os.Environ(); !slices.Equal(before, after) {
+		t.Error("the host's environment has changed")
+	}
+}
+
+// TestDirFSModes: the server decides who may read a file, but nothing beyond that: no set-user-id bit, whatever number it sends.
+func TestDirFSModes(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("no modes here")
+	}
+	leakCheck(t)
+	dir := t.TempDir()
+	c, p := newPeer(t, &Options{SessionFS: &SessionFSConfig{InitialCWD: "/", StatePath: "/state"}})
+	createSession(t, c, &SessionConfig{SessionID: "s", SessionFS: DirFS(dir)})
+	for i, mode := range []uint32{0o600, 0o7600, 1<<23 | 1<<31 | 0o600} { // the last two as the system and as package fs spell such bits
+		p.request("sessionFs.writeFile", map[string]any{"sessionId": "s", "path": fmt.Sprint("/f", i), "content": "x", "mode": mode})
+		p.request("sessionFs.mkdir", map[string]any{"sessionId": "s", "path": fmt.Sprint("/d", i), "mode": mode | 0o100})
+		for name, want := range map[string]os.FileMode{fmt.Sprint("f", i): 0o600, fmt.Sprint("d", i): os.ModeDir | 0o700} {
+			if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != want {
+				t.Errorf("mode %o of %s: got %v, %v", mode, name, info, err)
+			}
+		}
+	}
+}
+
+// TestTinyFrames: frames that say nothing cost nothing that stays, however many come.
+func TestTinyFrames(t *testing.T) {
+	leakCheck(t)
+	_, p := newPeer(t, &Options{Logger: slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	held := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	goroutines, heap := runtime.NumGoroutine(), held()
+	const n = 1 << 15
+	for _, body := range []string{`{}`, `7`, `{"method":"x"}`, `{"id":1,"result":0}`, `{"method":"session.event","params":{"sessionId":"none","event":{}}}`} {
+		p.raw(bytes.Repeat([]byte(spineFrame(body)), n))
+	}
+	p.sync()
+	if now := runtime.NumGoroutine(); now > goroutines+1 { // the log's
+		t.Errorf("%d goroutines were %d", now, goroutines)
+	}
+	if now := held(); now > heap+4<<20 {
+		t.Errorf("%d bytes are held, there were %d", now, heap)
+	}
+}
+
+// A matrix is what a row of TestRealMatrix has: a client that all rows share, a model of its own, and the time that a slow machine needs.
+type matrix struct {
+	*testing.T
+	ctx    context.Context
+	client *Client
+	model  *modelServer
+}
+
+func (m matrix) must(err error) {
+	m.Helper()
+	if err != nil {
+		m.Fatal(err)
+	}
+}
+
+func (m matrix) want(what string, got, want any) {
+	m.Helper()
+	if !reflect.DeepEqual(got, want) {
+		m.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func (m matrix) contains(what, text string, parts ...string) {
+	m.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			m.Errorf("%s: no %q in %q", what, part, text)
+		}
+	}
+}
+
+// config completes a row's configuration.
+func (m matrix) config(cfg SessionConfig) *SessionConfig {
+	if cfg.WorkingDirectory == "" {
+		cfg.WorkingDirectory = m.TempDir()
+	}
+	p := hostProvider(m.model)
+	if cfg.Provider != nil {
+		p.MaxPromptTokens = cfg.Provider.MaxPromptTokens
+	}
+	cfg.Model, cfg.Provider = "fake-model", p
+	return &cfg
+}
+
+// create creates a session that is released at the row's end.
+func (m matrix) create(c *Client, cfg SessionConfig) *Session {
+	m.Helper()
+	s, err := c.CreateSession(m.ctx, m.config(cfg))
+	m.must(err)
+	m.Cleanup(func() {
+		if err := s.Disconnect(m.ctx); err != nil && c.Err() == nil {
+			m.Errorf("disconnect: %v", err)
+		}
+	})
+	return s
+}
+
+// matrixAwait is await with the row's patience.
+func matrixAwait[T any](m matrix, what string, c <-chan T) (v T) {
+	m.Helper()
+	select {
+	case v = <-c:
+	case <-m.ctx.Done():
+		m.Fatalf("%s: %v", what, m.ctx.Err())
+	}
+	return v
+}
+
+// until reads events up to the main agent's next one of a type.
+func (m matrix) until(sub *Subscription[Event], typ EventType) (events []Event) {
+	m.Helper()
+	for {
+		e, err := sub.Next(m.ctx)
+		if err != nil {
+			m.Fatalf("waiting for %s: %v", typ, err)
+		}
+		if events = append(events, e); e.Type == typ && e.AgentID == "" {
+			return events
+		}
+	}
+}
+
+// A matrixTurn is what came of a message.
+type matrixTurn struct {
+	text     string // the main agent's last message
+	err      error
+	events   []Event
+	requests []matrixRequest // what the model was asked
+}
+
+// try sends a message and waits for its end.
+func (m matrix) try(s *Session, msg Message) (turn matrixTurn) {
+	m.Helper()
+	before := len(m.model.Requests())
+	for e, err := range s.Ask(m.ctx, msg) {
+		if turn.err = err; err != nil {
+			break
+		}
+		turn.events = append(turn.events, e)
+		if a, ok := e.Payload().(*AssistantMessage); ok && e.AgentID == "" {
+			turn.text = a.Content
+		}
+	}
+	turn.requests = m.requests()[before:]
+	return turn
+}
+
+// turn is try where nothing may go wrong and the answer is known.
+func (m matrix) turn(s *Session, prompt, answer string) matrixTurn {
+	m.Helper()
+	turn := m.try(s, Message{Prompt: prompt})
+	m.must(turn.err)
+	if turn.text != answer {
+		m.Errorf("the answer to %.80q is %.200q, want %.200q", prompt, turn.text, answer)
+	}
+	return turn
+}
+
+// A matrixRequest is a question to the model as the model sees it.
+type matrixRequest struct {
+	Model           string
+	Stream          bool
+	ReasoningEffort string `json:"reasoning_effort"`
+	Messages        []modelMessage
+	Tools           []struct {
+		Function struct{ Name, Description string }
+	}
+	body string
+}
+
+func (m matrix) requests() (all []matrixRequest) {
+	m.Helper()
+	for _, r := range m.model.Requests() {
+		q := matrixRequest{body: string(r.Body)}
+		m.must(json.Unmarshal(r.Body, &q))
+		all = append(all, q)
+	}
+	return all
+}
+
+func (r matrixRequest) tools() (names []string) {
+	for _, t := range r.Tools {
+		names = append(names, t.Function.Name)
+	}
+	return names
+}
+
+// text returns all that one role says in the request.
+func (r matrixRequest) text(role string) string {
+	var parts []string
+	for _, m := range r.Messages {
+		if m.Role == role {
+			parts = append(parts, m.Text)
+		}
+	}
+	return strings.Join(parts, "\n")
+}
+
+// matrixPayloads are the payloads of one type, those of one kind of agent: the main one or the others.
+func matrixPayloads[P Payload](events []Event, main bool) (found []P) {
+	for _, e := range events {
+		if p, ok := e.Payload().(P); ok && (e.AgentID == "") == main {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// matrixOne is matrixPayloads of the main agent where there must be exactly one.
+func matrixOne[P Payload](m matrix, events []Event) (one P) {
+	m.Helper()
+	found := matrixPayloads[P](events, true)
+	if len(found) != 1 {
+		m.Fatalf("%d payloads of type %T", len(found), one)
+	}
+	return found[0]
+}
+
+// fails has the model fail until the CLI gives up, and after that answer again.
+func (m matrix) fails(script string, tries int, retry string, want AgentError) {
+	s := m.create(m.client, SessionConfig{Streaming: true})
+	turn := m.try(s, Message{Prompt: script})
+	var failed *AgentError
+	if !errors.As(turn.err, &failed) {
+		m.Fatalf("got %v, want an AgentError", turn.err)
+	}
+	m.want("the error", AgentError{Type: failed.Type, StatusCode: failed.StatusCode}, want)
+	m.want("is one of authentication", errors.Is(turn.err, ErrAuthentication), want.StatusCode == 401)
+	m.want("requests", len(turn.requests), tries)
+	reported := matrixOne[*SessionErrorEvent](m, turn.events)
+	m.want("the event's words and code", AgentError{Message: reported.Message, StatusCode: reported.StatusCode}, AgentError{Message: failed.Message, StatusCode: failed.StatusCode})
+	retries, partial := 0, make(map[string]string)
+	for _, e := range turn.events {
+		if e.Type == EventAssistantTurnRetry {
+			m.want("the reason for a retry", unquote(member(e.Data, "reason")), retry)
+			retries++
+		}
+	}
+	for _, d := range matrixPayloads[*AssistantMessageDelta](turn.events, true) {
+		partial[d.MessageID] += d.DeltaContent
+	}
+	m.want("retries", retries, tries-1)
+	// Each try streams anew, as a message of its own; none becomes a whole message.
+	if strings.HasPrefix(script, "cut") {
+		m.want("messages begun", len(partial), tries)
+		for _, text := range partial {
+			m.want("a message begun", text, "one ")
+		}
+	}
+	m.want("whole messages", len(matrixPayloads[*AssistantMessage](turn.events, true)), 0)
+	m.turn(s, "say: recovered", "recovered")
+}
+
+// converse takes a session through its life. Nothing of what the server stores was missing from the events, nor out of order.
+func (m matrix) converse(c *Client) {
+	p, err := c.PrepareSession(m.config(SessionConfig{Streaming: true, OnPermission: ApproveAll}))
+	m.must(err)
+	sub := p.Subscribe()
+	s, err := p.Start(m.ctx)
+	m.must(err)
+	m.turn(s, "say: hello", "hello")
+	turn := m.turn(s, `call: glob {"pattern":"*"}`, "tool said: No files matched the pattern.")
+	m.want("the tool succeeded", matrixOne[*ToolExecutionComplete](m, turn.events).Success, true)
+	history, err := s.History(m.ctx)
+	m.must(err)
+	info, err := c.SessionInfo(m.ctx, s.ID())
+	m.must(err)
+	m.want("the session is known", info != nil, true)
+	m.must(s.Disconnect(m.ctx))
+	names := func(events []Event) (names []string) {
+		for _, e := range events {
+			if !e.Ephemeral {
+				names = append(names, string(e.Type)+" "+e.ID)
+			}
+		}
+		return names
+	}
+	var events []Event
+	for e, err := range sub.All(m.ctx) {
+		m.must(err)
+		events = append(events, e)
+	}
+	all, stored := names(events), names(history)
+	m.want("history and events", stored, all[:min(len(stored), len(all))])
+	m.want("events of the release", len(matrixPayloads[*SessionShutdown](events, true)), 1)
+}
+
+// resume resumes a session that had these prompts, and returns what the resume event says.
+func (m matrix) resume(c *Client, id, prompts string) *SessionResume {
+	m.Helper()
+	p, err := c.PrepareResumeSession(id, m.config(SessionConfig{}))
+	m.must(err)
+	sub := p.Subscribe()
+	s, err := p.Start(m.ctx)
+	m.must(err)
+	m.turn(s, "history", prompts)
+	m.must(s.Disconnect(m.ctx))
+	return matrixOne[*SessionResume](m, m.until(sub, EventSessionResume))
+}
+
+// TestRealMatrix takes the real CLI through what a session can be and meet, a row a scenario. Tests of their own have: tools and the
+// ways in which they fail, permissions, questions, single hooks, transforms, commands, abort (TestRealHandlers), forms of the host
+// (TestRealElicitation), a call that is pending at a kill (TestRealPendingTool), single requests (TestRealHelpers).
+func TestRealMatrix(t *testing.T) {
+	mark := fmt.Sprintf("matrix.%d.%d", os.Getpid(), time.Now().UnixNano())
+	if runtime.GOOS == "linux" {
+		procLeakCheck(t, "PROC_MARK="+mark)
+	} else {
+		leakCheck(t)
+	}
+	t.Setenv("PROC_MARK", mark)
+	client := startReal(t, Options{})
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	helper := CustomAgent{Name: "helper", DisplayName: "Helper", Description: "helps", Prompt: "You are the helper.", Tools: []string{"view"}} // may only look
+	rows := []struct {
+		name string
+		run  func(m matrix)
+	}{
+		// The CLI waits between its tries: first, so that the others run beside them.
+		{"model answers 500", func(m matrix) { m.fails("status: 500", 6, "api_error", AgentError{Type: "query", StatusCode: 500}) }},
+		{"model cuts its stream", func(m matrix) { m.fails("cut: one two", 6, "streaming_error", AgentError{Type: "query"}) }},
+		{"model answers 401", func(m matrix) {
+			m.fails("status: 401", 3, "transient_auth_error", AgentError{Type: "authentication", StatusCode: 401})
+		}},
+		{"no login", func(m matrix) { // a session is accepted; its first turn reports
+			s, err := m.client.CreateSession(m.ctx, &SessionConfig{WorkingDirectory: m.TempDir()})
+			m.must(err)
+			turn := m.try(s, Message{Prompt: "hello"})
+			m.want("ErrAuthentication", errors.Is(turn.err, ErrAuthentication), true)
+			m.must(s.Disconnect(m.ctx))
+		}},
+
+		{"stdio", func(m matrix) { m.converse(m.client) }},
+		{"TCP and Dial", func(m matrix) {
+			const token = "a token of ours"
+			server := startReal(m.T, Options{Transport: TCP, ConnectionToken: token})
+			m.converse(server)
+			addr := server.conn.rwc.(net.Conn).RemoteAddr().String()
+			var refused *RPCError
+			if _, err := Dial(m.ctx, addr, &Options{ConnectionToken: "another"}); !errors.As(err, &refused) || refused.Method != "connect" {
+				m.Errorf("a wrong token: %v", err)
+			}
+			guest, err := Dial(m.ctx, addr, &Options{ConnectionToken: token})
+			m.must(err)
+			m.want("the guest's process", guest.PID(), 0)
+			m.want("the guest's server", guest.Server(), server.Server())
+			m.converse(guest)
+			m.must(guest.Stop(m.ctx))
+			_, err = server.Ping(m.ctx, "")
+			m.want("the server after its guest has left", err, nil)
+		}},
+
+		{"no tools", func(m matrix) {
+			s := m.create(m.client, SessionConfig{AvailableTools: []string{}})
+			turn := m.turn(s, `call: view {"path":"/"}`, "tool said: Tool 'view' does not exist. Available tools that can be called are .")
+			m.want("tools", turn.requests[0].tools(), []string(nil))
+			m.want("a call", matrixOne[*ToolExecutionComplete](m, turn.events).Success, false)
+		}},
+		{"available tools", func(m matrix) {
+			s := m.create(m.client, SessionConfig{
+				AvailableTools: []string{"builtin:view", "grep", "custom:*"},
+				ExcludedTools:  []string{"other"}, // wins
+				Tools:          []Tool{{Name: "mine"}, {Name: "other"}},
+			})
+			m.want("for the model", m.turn(s, "say: hi", "hi").requests[0].tools(), []string{"view", "grep", "mine"})
+			infos, err := s.Tools(m.ctx)
+			m.must(err)
+			var names []string
+			for _, info := range infos {
+				names = append(names, info.Name)
+			}
+			m.want("listed", names, []string{"view", "grep", "mine"})
+		}},
+		{"excluded tools", func(m matrix) {
+			all := m.turn(m.create(m.client, SessionConfig{}), "say: hi", "hi").requests[0].tools()
+			some := m.turn(m.create(m.client, SessionConfig{ExcludedTools: []string{"view", "builtin:grep"}}), "say: hi", "hi").requests[0].tools()
+			rest := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == "view" || name == "grep" })
+			m.want("excluded", len(all)-len(rest), 2)
+			m.want("tools", some, rest)
+		}},
+		{"tool in place of a built-in", func(m matrix) {
+			mine := NewTool("view", "my own view", func(_ context.Context, in struct{ Path string }) (string, error) { return "seen " + in.Path, nil })
+			mine.SkipPermission = true
+			// Without a word of it, no turn begins.
+			turn := m.try(m.create(m.client, SessionConfig{Tools: []Tool{mine}}), Message{Prompt: "say: hi"})
+			var failed *AgentError
+			m.want("is an AgentError", errors.As(turn.err, &failed), true)
+			m.want("requests", len(turn.requests), 0)
+			mine.OverridesBuiltIn = true
+			turn = m.turn(m.create(m.client, SessionConfig{Tools: []Tool{mine}}), `call: view {"Path":"/x"}`, "tool said: seen /x")
+			var described []string
+			for _, tool := range turn.requests[0].Tools {
+				if tool.Function.Name == "view" {
+					described = append(described, tool.Function.Description)
+				}
+			}
+			m.want("view", described, []string{"my own view"})
+		}},
+		{"MCP server over stdio", func(m matrix) {
+			asked, forms := make(chan PermissionRequest, 3), make(chan ElicitationRequest, 1)
+			s := m.create(m.client, SessionConfig{
+				MCPServers: map[string]MCPServerConfig{
+					"none": {Command: self + "-none"},
+					"tiny": {Command: self, Env: map[string]string{"COPILOT_TEST_CHILD": "mcp", "GORACE": "atexit_sleep_ms=0", "TINY": "a value", "PROC_MARK": mark}, Tools: []string{"echo", "fail", "ask"}},
+				},
+				OnPermission: func(_ context.Context, r PermissionRequest) (PermissionDecision, error) {
+					asked <- r
+					return ApproveOnce(), nil
+				},
+				OnElicitation: func(_ context.Context, r ElicitationRequest) (ElicitationResult, error) {
+					forms <- r
+					return ElicitationResult{ElicitationAccept, map[string]any{"colour": "green"}}, nil
+				},
+			})
+			servers, err := s.MCPServers(m.ctx) // answered when all have started
+			m.must(err)
+			status := make(map[string]MCPServerStatus)
+			for _, server := range servers {
+				status[server.Name] = server.Status
+			}
+			m.want("servers", status, map[string]MCPServerStatus{"none": MCPFailed, "tiny": MCPConnected})
+
+			turn := m.turn(s, `call: tiny-echo {"text":"hi"}`, "tool said: hi, a value")
+			tools := turn.requests[0].tools()
+			m.want("the server's tools", tools[len(tools)-3:], []string{"tiny-ask", "tiny-echo", "tiny-fail"})
+			for _, e := range turn.events {
+				if start, ok := e.Payload().(*ToolExecutionStart); ok {
+					m.want("server and tool", []string{start.MCPServerName, start.MCPToolName, start.MCPTransport}, []string{"tiny", "echo", "stdio"})
+				}
+			}
+			r := matrixAwait(m, "permission", asked)
+			m.want("permission", []any{r.Kind, r.ServerName, r.ToolName, string(r.Args)}, []any{PermissionMCP, "tiny", "tiny-echo", `{"text":"hi"}`})
+
+			turn = m.turn(s, `call: tiny-fail {}`, "tool said: MCP server 'tiny': no luck")
+			m.want("failure", *matrixOne[*ToolExecutionComplete](m, turn.events).Error, ToolError{Message: "MCP server 'tiny': no luck", Code: "failure"})
+
+			m.turn(s, `call: tiny-ask {}`, "tool said: accept green")
+			form := matrixAwait(m, "form", forms)
+			m.want("form", []string{form.Source, form.Message}, []string{"tiny", "Which colour?"})
+		}},
+		{"skills directory", func(m matrix) {
+			dir := m.TempDir()
+			m.must(os.Mkdir(filepath.Join(dir, "greet"), 0o777))
+			m.must(os.WriteFile(filepath.Join(dir, "greet", "SKILL.md"), []byte("---\nname: greet\ndescription: How to greet.\n---\nSay good day.\n"), 0o666))
+			for _, disabled := range [][]string{nil, {"greet"}} {
+				s := m.create(m.client, SessionConfig{SkillDirectories: []string{dir}, DisabledSkills: disabled, OnPermission: ApproveAll})
+				skills, err := s.Skills(m.ctx)
+				m.must(err)
+				i := slices.IndexFunc(skills, func(k LoadedSkill) bool { return k.Name == "greet" })
+				if i < 0 {
+					m.Fatalf("skills are %+v", skills)
+				}
+				m.want("skill", []any{skills[i].Description, skills[i].Source, skills[i].Enabled}, []any{"How to greet.", "custom", disabled == nil})
+				turn := m.try(s, Message{Prompt: `call: skill {"skill":"greet"}`})
+				m.must(turn.err)
+				m.want("the model is told of it", strings.Contains(turn.requests[0].body, "How to greet."), disabled == nil)
+				m.want("the model is given it", strings.Contains(turn.requests[len(turn.requests)-1].text("user"), "Say good day."), disabled == nil)
+				if disabled == nil {
+					k := matrixOne[*SkillInvoked](m, turn.events)
+					m.want("invoked", []string{k.Name, k.Trigger, strings.TrimSpace(k.Content)}, []string{"greet", "agent-invoked", "Say good day."})
+				}
+			}
+		}},
+		{"custom agent", func(m matrix) {
+			s := m.create(m.client, SessionConfig{CustomAgents: []CustomAgent{helper}, Agent: "helper"})
+			for _, name := range []string{"helper", ""} {
+				m.must(s.SelectAgent(m.ctx, name))
+				agent, err := s.Agent(m.ctx)
+				m.must(err)
+				m.want("active", agent != nil && agent.DisplayName == "Helper", name != "")
+				r := m.turn(s, "say: hi", "hi").requests[0]
+				m.want("may look", slices.Contains(r.tools(), "view"), true)
+				m.want("may edit", slices.Contains(r.tools(), "edit"), name == "")
+				m.want("speaks as the helper", strings.Contains(r.text("system"), helper.Prompt), name != "")
+			}
+		}},
+		{"sub-agent", func(m matrix) {
+			hooks := make(chan string, 8)
+			s := m.create(m.client, SessionConfig{
+				Streaming: true, CustomAgents: []CustomAgent{helper}, OnPermission: ApproveAll,
+				Hooks: &Hooks{
+					SubagentStart: func(_ context.Context, in SubagentStartInput) error { hooks <- "start " + in.AgentName; return nil },
+					SubagentStop:  func(_ context.Context, in SubagentStopInput) error { hooks <- "stop " + in.AgentName; return nil },
+				},
+			})
+			turn := m.turn(s, `call: task {"agent_type":"helper","name":"looker","description":"look","prompt":"say: a look","mode":"sync"}`, "tool said: a look")
+			var ids []string
+			for _, e := range turn.events {
+				if e.AgentID != "" && !slices.Contains(ids, e.AgentID) {
+					ids = append(ids, e.AgentID)
+				}
+			}
+			m.want("other agents", len(ids), 1)
+			started, completed := matrixPayloads[*SubagentStarted](turn.events, false), matrixPayloads[*SubagentCompleted](turn.events, false)
+			if len(started) != 1 || len(completed) != 1 {
+				m.Fatalf("started %v, completed %v", started, completed)
+			}
+			call := matrixPayloads[*AssistantMessage](turn.events, true)[0].ToolRequests[0].ToolCallID
+			m.want("who began and ended", []string{started[0].AgentName, started[0].ToolCallID, completed[0].ToolCallID}, []string{"helper", call, call})
+			for agent, want := range map[bool]string{true: "tool said: a look", false: "a look"} {
+				text := ""
+				for _, d := range matrixPayloads[*AssistantMessageDelta](turn.events, agent) {
+					text += d.DeltaContent
+				}
+				m.want("deltas", text, want)
+			}
+			m.want("the helper's request", turn.requests[1].tools(), []string{"view"})
+			m.contains("the helper's prompt", turn.requests[1].text("system"), helper.Prompt)
+			m.want("hooks", []string{matrixAwait(m, "hook", hooks), matrixAwait(m, "hook", hooks)}, []string{"start helper", "stop helper"})
+		}},
+		{"sub-agent in the background", func(m matrix) { // holds back the idle, and wakes the main agent at its end
+			s := m.create(m.client, SessionConfig{CustomAgents: []CustomAgent{helper}, OnPermission: ApproveAll})
+			sub := s.Subscribe()
+			answer := make(chan string, 1)
+			turn := async(func() error {
+				a, err := s.SendAndWait(m.ctx, Message{Prompt: `call: task {"agent_type":"helper","name":"looker","description":"look","prompt":"hold: a look","mode":"background"}`})
+				if err == nil {
+					answer <- a.Content
+				}
+				return err
+			})
+			matrixAwait(m, "the helper's first word", m.model.Held)
+			events := m.until(sub, EventAssistantIdle)
+			tasks, err := s.Tasks(m.ctx)
+			m.must(err)
+			if len(tasks) != 1 {
+				m.Fatalf("tasks are %+v", tasks)
+			}
+			m.want("task", []string{tasks[0].DisplayName, tasks[0].Status}, []string{"looker", "running"})
+			m.model.Release()
+			events = append(events, m.until(sub, EventSessionIdle)...)
+			m.must(matrixAwait(m, "turn", turn))
+			m.want("the answer, when it was woken", matrixAwait(m, "answer", answer), "no script")
+			requests := m.requests()
+			m.contains("what it was woken with", requests[len(requests)-1].text("tool"), "a look")
+			m.want("ended", len(matrixPayloads[*SubagentCompleted](events, false)), 1)
+		}},
+
+		{"system message appended", func(m matrix) {
+			plain := m.turn(m.create(m.client, SessionConfig{}), "say: hi", "hi").requests[0].text("system")
+			longer := m.turn(m.create(m.client, SessionConfig{SystemMessage: &SystemMessage{Content: "MORE"}}), "say: hi", "hi").requests[0].text("system")
+			m.contains("the plain one", plain, "You are ")
+			m.contains("the longer one", longer, plain[:100], "MORE")
+		}},
+		{"system message replaced", func(m matrix) {
+			s := m.create(m.client, SessionConfig{SystemMessage: &SystemMessage{Mode: "replace", Content: "Only this."}})
+			m.want("system prompt", m.turn(s, "say: hi", "hi").requests[0].text("system"), "Only this.")
+		}},
+		{"system message customized", func(m matrix) {
+			// What the sections are, as far as it is in a line.
+			type section struct{ name, line string }
+			sections := make(chan section, 2)
+			cfg := SessionConfig{Transforms: make(map[string]func(context.Context, string) (string, error))}
+			for _, name := range []string{"tone", "safety"} {
+				cfg.Transforms[name] = func(_ context.Context, content string) (string, error) {
+					longest := func(a, b string) int { return len(a) - len(b) }
+					sections <- section{name, slices.MaxFunc(strings.Split(content, "\n"), longest)}
+					return content, nil
+				}
+			}
+			plain := m.turn(m.create(m.client, cfg), "say: hi", "hi").requests[0].text("system")
+			s := m.create(m.client, SessionConfig{SystemMessage: &SystemMessage{Content: "MORE", Sections: map[string]SystemSection{
+				"identity": {Action: "prepend", Content: "BEFORE"},
+				"tone":     {Action: "replace", Content: "INSTEAD"},
+				"safety":   {Action: "remove"},
+			}}})
+			got := m.turn(s, "say: hi", "hi").requests[0].text("system")
+			m.contains("system prompt", got, "BEFORE", "INSTEAD", "MORE")
+			for range cfg.Transforms {
+				section := matrixAwait(m, "section", sections)
+				m.contains("system prompt before", plain, section.line)
+				m.want("system prompt still has "+section.name, strings.Contains(got, section.line), false)
+			}
+		}},
+		{"reasoning effort and model switch", func(m matrix) {
+			s := m.create(m.client, SessionConfig{ReasoningEffort: "high"})
+			r := m.turn(s, "say: hi", "hi").requests[0]
+			m.want("asked", []string{r.Model, r.ReasoningEffort}, []string{"fake-model", "high"})
+			sub := s.Subscribe()
+			defer sub.Close()
+			m.must(s.SetModel(m.ctx, "other-model", &ModelOptions{ReasoningEffort: "low"}))
+			change := matrixOne[*SessionModelChange](m, m.until(sub, EventSessionModelChange))
+			m.want("change", []string{change.PreviousModel, change.NewModel, change.PreviousReasoningEffort, change.ReasoningEffort}, []string{"fake-model", "other-model", "high", "low"})
+			current, err := s.Model(m.ctx)
+			m.must(err)
+			m.want("current", []string{current.ModelID, current.ReasoningEffort}, []string{"other-model", "low"})
+			r = m.turn(s, "say: hi", "hi").requests[0]
+			m.want("asked", []string{r.Model, r.ReasoningEffort}, []string{"other-model", "low"})
+		}},
+		{"streaming on and off", func(m matrix) {
+			for streaming, want := range map[bool][]string{true: {"a ", "b ", "c"}, false: nil} {
+				turn := m.turn(m.create(m.client, SessionConfig{Streaming: streaming}), "say: a b c", "a b c")
+				m.want("asked to stream", turn.requests[0].Stream, streaming)
+				var deltas []string
+				for _, d := range matrixPayloads[*AssistantMessageDelta](turn.events, true) {
+					deltas = append(deltas, d.DeltaContent)
+				}
+				m.want("deltas", deltas, want)
+			}
+		}},
+
+		{"plan mode", func(m matrix) {
+			asked := make(chan ExitPlanModeRequest, 2)
+			s := m.create(m.client, SessionConfig{OnExitPlanMode: func(_ context.Context, r ExitPlanModeRequest) (ExitPlanModeResult, error) {
+				asked <- r
+				if r.Summary == "too early" {
+					return ExitPlanModeResult{Feedback: "think again"}, nil
+				}
+				return ExitPlanModeResult{Approved: true, SelectedAction: "interactive"}, nil
+			}})
+			m.must(s.SetMode(m.ctx, AgentModePlan))
+			m.must(s.UpdatePlan(m.ctx, "# Plan"))
+			for _, round := range []struct {
+				summary, told string
+				mode          AgentMode
+			}{{"too early", "think again", AgentModePlan}, {"do it", "Plan approved", AgentModeInteractive}} {
+				// The CLI puts a word of its own before the prompt's first line.
+				turn := m.try(s, Message{Prompt: "go\n" + `call: exit_plan_mode {"summary":"` + round.summary + `"}`})
+				m.must(turn.err)
+				r := matrixAwait(m, "plan", asked)
+				m.want("asked", []string{r.Summary, r.PlanContent}, []string{round.summary, "# Plan"})
+				m.contains("the tool's result", matrixOne[*ToolExecutionComplete](m, turn.events).Result.Content, round.told)
+				m.want("the message's mode", matrixOne[*UserMessage](m, turn.events).AgentMode, AgentModePlan)
+				mode, err := s.Mode(m.ctx)
+				m.must(err)
+				m.want("mode", mode, round.mode)
+				m.want("idle", matrixOne[*SessionIdle](m, turn.events).Mode, round.mode)
+			}
+		}},
+		{"autopilot mode", func(m matrix) {
+			s := m.create(m.client, SessionConfig{OnPermission: ApproveAll})
+			m.must(s.SetMode(m.ctx, AgentModeAutopilot))
+			stopped := func(turn matrixTurn) string {
+				m.must(turn.err)
+				last := len(turn.events) - 1
+				m.want("the last event", *turn.events[last].Payload().(*SessionIdle), SessionIdle{Mode: AgentModeAutopilot})
+				for _, e := range turn.events {
+					if e.Type == EventSessionAutopilotStopped {
+						return unquote(member(e.Data, "reason"))
+					}
+				}
+				return ""
+			}
+			turn := m.try(s, Message{Prompt: `call: task_complete {"summary":"all done"}`})
+			m.want("stopped since", stopped(turn), "task_complete")
+			m.want("task", matrixOne[*SessionTaskComplete](m, turn.events).Summary, "all done")
+			// Who does not say that the task is done is told to go on, some times. That is one turn.
+			turn = m.try(s, Message{Prompt: "say: not yet"})
+			m.want("stopped since", stopped(turn), "cap_reached")
+			told := matrixPayloads[*UserMessage](turn.events, true)[1:]
+			for _, u := range told {
+				m.want("the CLI's words", u.IsAutopilotContinuation, true)
+			}
+			m.want("continued", len(told) > 0, true)
+			m.want("requests", len(turn.requests), 1+len(told))
+		}},
+		{"infinite session", func(m matrix) {
+			half := 0.5
+			s := m.create(m.client, SessionConfig{
+				Provider: &ProviderConfig{MaxPromptTokens: 8000}, AvailableTools: []string{}, SystemMessage: &SystemMessage{Mode: "replace", Content: "Be brief."},
+				InfiniteSessions: &InfiniteSessions{BackgroundCompactionThreshold: &half},
+			})
+			sub := s.Subscribe()
+			long := strings.Repeat("word ", 4500) + "end"
+			m.turn(s, "say: "+long, long)
+			m.turn(s, "say: more", "more")
+			events := m.until(sub, EventSessionCompactionComplete)
+			m.want("begun since", matrixOne[*SessionCompactionStart](m, events).Trigger, "threshold")
+			done := matrixOne[*SessionCompactionComplete](m, events)
+			m.want("compaction", []any{done.Success, done.Outcome, done.SummaryContent}, []any{true, "applied", "no script"})
+			m.want("requests", len(m.requests()), 3) // the turns and the summary, which is the model's own
+			for _, r := range m.turn(s, "say: after", "after").requests {
+				if last := r.Messages[len(r.Messages)-1].Text; !strings.Contains(last, "say: after") {
+					continue // the next compaction, which runs beside the turn
+				}
+				m.contains("what the model is told", r.text("user"), "no script")
+				m.want("what it has said, as far as it is told", r.text("assistant"), "more")
+			}
+		}},
+		{"attachments", func(m matrix) {
+			dir := m.TempDir()
+			file, other := filepath.Join(dir, "a.txt"), filepath.Join(dir, "b.txt")
+			m.must(os.WriteFile(file, []byte("alpha\nbeta\n"), 0o666))
+			m.must(os.WriteFile(other, []byte("gamma\nthe words selected\n"), 0o666))
+			vision := true
+			s := m.create(m.client, SessionConfig{WorkingDirectory: dir, ModelCapabilities: &ModelCapabilities{Supports: &ModelSupports{Vision: &vision}}})
+			const image = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+			turn := m.try(s, Message{Prompt: "say: got it", Attachments: []Attachment{
+				{Type: AttachmentFile, Path: file},
+				{Type: AttachmentDirectory, Path: dir},
+				{Type: AttachmentSelection, FilePath: other, Text: "words", Selection: &Selection{Start: Position{1, 4}, End: Position{1, 9}}},
+				{Type: AttachmentBlob, Data: image, MIMEType: "image/png"},
+			}})
+			m.must(turn.err)
+			var types []AttachmentType
+			for _, a := range matrixOne[*UserMessage](m, turn.events).Attachments {
+				types = append(types, a.Type)
+			}
+			m.want("echoed", types, []AttachmentType{AttachmentFile, AttachmentDirectory, AttachmentSelection, AttachmentBlob})
+			m.contains("the model's request", turn.requests[0].text("user"), "* "+file+" (3 lines)", "* "+dir+" (2 items)", "File: b.txt (line 2)\n```\nwords\n```")
+			m.contains("the model's request", turn.requests[0].body, `"data:image/png;base64,`+image+`"`)
+			// What is stored of them can be read again.
+			m.must(s.Disconnect(m.ctx))
+			m.resume(m.client, s.ID(), "say: got it")
+		}},
+
+		{"resume", func(m matrix) {
+			s := m.create(m.client, SessionConfig{})
+			m.turn(s, "say: one", "one")
+			m.must(s.Disconnect(m.ctx))
+			resumed := m.resume(m.client, s.ID(), "say: one")
+			m.want("was active", resumed.SessionWasActive, false)
+			m.want("model", resumed.SelectedModel, "fake-model")
+			_, err := m.client.ResumeSession(m.ctx, "never-created", m.config(SessionConfig{}))
+			m.want("ErrSessionNotFound", errors.Is(err, ErrSessionNotFound), true)
+		}},
+		{"resume after a kill", func(m matrix) {
+			home := m.TempDir()
+			c := startReal(m.T, Options{BaseDir: home})
+			s := m.create(c, SessionConfig{Streaming: true})
+			m.turn(s, "say: one", "one")
+			turn := async(func() error { _, err := s.SendAndWait(m.ctx, Message{Prompt: "hold: two three"}); return err })
+			matrixAwait(m, "the model's first word", m.model.Held)
+			m.stored(home, s.ID(), "hold: two three")
+			kill(m, c.PID())
+			matrixAwait(m, "the client's end", c.Done())
+			for what, err := range map[string]error{"turn": matrixAwait(m, "the turn", turn), "client": c.Err(), "session": context.Cause(s.Context())} {
+				var exit *ExitError
+				m.want("an ExitError ends the "+what, errors.As(err, &exit), true)
+			}
+			m.resume(startReal(m.T, Options{BaseDir: home}), s.ID(), "say: one | hold: two three")
+		}},
+		{"two sessions at once", func(m matrix) {
+			slow, quick := m.create(m.client, SessionConfig{Streaming: true}), m.create(m.client, SessionConfig{})
+			turn := async(func() error { _, err := slow.SendAndWait(m.ctx, Message{Prompt: "hold: one two"}); return err })
+			matrixAwait(m, "the model's first word", m.model.Held)
+			m.turn(quick, "say: quick", "quick")
+			m.turn(quick, "history", "say: quick")
+			select {
+			case err := <-turn:
+				m.Errorf("the other turn has ended: %v", err)
+			default:
+			}
+			m.model.Release()
+			m.must(matrixAwait(m, "the slow turn", turn))
+			m.turn(slow, "history", "hold: one two")
+		}},
+		{"20 sessions at once", func(m matrix) {
+			ended := make([]<-chan error, 20)
+			for i := range ended {
+				ended[i] = async(func() error {
+					s, err := m.client.CreateSession(m.ctx, m.config(SessionConfig{Streaming: true}))
+					if err != nil {
+						return err
+					}
+					want, text, whole := fmt.Sprintf("session %d of 20", i), "", ""
+					for e, err := range s.Ask(m.ctx, Message{Prompt: "hold: " + want}) {
+						if err != nil {
+							return err
+						}
+						switch p := e.Payload().(type) {
+						case *AssistantMessageDelta:
+							text += p.DeltaContent
+						case *AssistantMessage:
+							whole += p.Content
+						}
+					}
+					if text != want || whole != want {
+						return fmt.Errorf("got %q and %q, want %q", text, whole, want)
+					}
+					return s.Disconnect(m.ctx)
+				})
+			}
+			for range ended {
+				matrixAwait(m, "an answer that is held", m.model.Held) // all run before the first may end
+			}
+			for range ended {
+				m.model.Release()
+			}
+			for _, ended := range ended {
+				m.must(matrixAwait(m, "turn", ended))
+			}
+		}},
+
+		{"queued messages", func(m matrix) {
+			s := m.create(m.client, SessionConfig{})
+			sub := s.Subscribe()
+			send := func(msg Message) string {
+				id, err := s.Send(m.ctx, msg)
+				m.must(err)
+				return id
+			}
+			answer := make(chan string, 1)
+			turn := async(func() error {
+				a, err := s.SendAndWait(m.ctx, Message{Prompt: "hold: one two"})
+				if err == nil {
+					answer <- a.Content
+				}
+				return err
+			})
+			matrixAwait(m, "the model's first word", m.model.Held)
+			b, c := send(Message{Prompt: "say: b"}), send(Message{Prompt: "say: c"})
+			a := send(Message{Prompt: "say: a", Prepend: true})
+			queue, err := s.Queue(m.ctx)
+			m.must(err)
+			var queued []string
+			for _, item := range queue.Items {
+				queued = append(queued, item.MessageID)
+			}
+			m.want("queue", queued, []string{a, b, c})
+			m.model.Release()
+			events := m.until(sub, EventSessionIdle) // the only one
+			var order, texts []string
+			for _, u := range matrixPayloads[*UserMessage](events, true)[1:] {
+				m.want("delivery", u.Delivery, "queued")
+				order = append(order, u.MessageID)
+			}
+			for _, a := range matrixPayloads[*AssistantMessage](events, true) {
+				texts = append(texts, a.Content)
+			}
+			m.want("order", order, []string{a, b, c})
+			m.want("answers", texts, []string{"one two", "a", "b", "c"})
+			m.must(matrixAwait(m, "the first turn", turn))
+			m.want("the first one's answer", matrixAwait(m, "answer", answer), "one two")
+		}},
+		{"steering message", func(m matrix) {
+			begun, goOn := make(chan struct{}), make(chan struct{})
+			s := m.create(m.client, SessionConfig{Tools: []Tool{{Name: "slow", SkipPermission: true, Handler: func(ctx context.Context, _ ToolCall) (ToolResult, error) {
+				close(begun)
+				select {
+				case <-goOn:
+				case <-ctx.Done():
+				}
+				return ToolResult{Text: "done"}, nil
+			}}}})
+
+			sub := s.Subscribe()
+			_, err := s.Send(m.ctx, Message{Prompt: "call: slow {}"})
+			m.must(err)
+			matrixAwait(m, "the tool", begun)
+			id, err := s.Send(m.ctx, Message{Prompt: "say: steered", Mode: Immediate})
+			m.must(err)
+			queue, err := s.Queue(m.ctx)
+			m.must(err)
+			m.want("queue", []int{len(queue.Items), len(queue.SteeringMessages)}, []int{0, 1})
+			close(goOn)
+			events := m.until(sub, EventSessionIdle)
+			said := matrixPayloads[*UserMessage](events, true)
+			m.want("the second message", []string{said[1].MessageID, said[1].Delivery, said[1].InteractionID}, []string{id, "steering", said[0].InteractionID})
+			answers := matrixPayloads[*AssistantMessage](events, true)
+			m.want("the answer", answers[len(answers)-1].Content, "steered")
+			last := m.requests()[1]
+			m.want("the model has the result too", strings.TrimSpace(last.text("tool")), "done")
+		}},
+		{"hooks in order", func(m matrix) {
+			hooks := make(chan HookCall, 32)
+			s := m.create(m.client, SessionConfig{
+				OnPermission: ApproveAll,
+				Tools:        []Tool{{Name: "broken", SkipPermission: true, Handler: func(context.Context, ToolCall) (ToolResult, error) { return ToolResult{}, errors.New("broken") }}},
+				OnHook:       func(_ context.Context, h HookCall) (any, error) { hooks <- h; return nil, nil },
+			})
+			m.turn(s, `call: glob {"pattern":"*"}`, "tool said: No files matched the pattern.")
+			m.turn(s, `call: broken {}`, "tool said: broken")
+			m.want("refused", m.try(s, Message{Prompt: "status: 400"}).err != nil, true)
+			m.must(s.Disconnect(m.ctx))
+			var order []string
+			for range len(hooks) {
+				h := <-hooks
+				m.want("session", h.SessionID, s.ID())
+				if h.Type != "sessionStart" { // no other waits for it
+					order = append(order, h.Type)
+				}
+			}
+			m.want("hooks", order, []string{
+				"userPromptSubmitted", "userPromptTransformed", "preToolUse", "postToolUse", "agentStop",
+				"userPromptSubmitted", "userPromptTransformed", "preToolUse", "postToolUseFailure", "agentStop",
+				"userPromptSubmitted", "userPromptTransformed", "errorOccurred",
+				"sessionEnd",
+			})
+		}},
+	}
+	// The rows run beside each other; when this Run returns, they have ended.
+	t.Run("rows", func(t *testing.T) {
+		for _, row := range rows {
+			t.Run(row.name, func(t *testing.T) {
+				t.Parallel()
+				row.run(matrix{t, hdlContext(t), client, newModelServer(t)})
+			})
+		}
+	})
+}
+
+// TestAnswersOfOthers has messages of others beside the one that is waited for.
+func TestAnswersOfOthers(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	for _, tt := range []struct {
+		name   string
+		events [][3]string // "user", id, delivery or "assistant", text, whose message it answers; m is the one that is waited for
+		want   string
+	}{
+		{"queued behind", [][3]string{{"user", "m", "idle"}, {"assistant", "mine", "m"}, {"user", "b", "queued"}, {"assistant", "", ""}, {"assistant", "not mine", "b"}}, "mine"},
+		{"two queued behind", [][3]string{{"user", "m", "idle"}, {"assistant", "mine", "m"}, {"user", "b", "queued"}, {"assistant", "not mine", "b"}, {"user", "c", "queued"}, {"assistant", "nor that", "c"}}, "mine"},
+		{"steers", [][3]string{{"user", "m", "idle"}, {"assistant", "first", "m"}, {"user", "b", "steering"}, {"assistant", "steered", "m"}}, "steered"},
+		{"steered by it", [][3]string{{"user", "a", "idle"}, {"assistant", "first", "a"}, {"user", "m", "steering"}, {"assistant", "steered", "a"}}, "steered"},
+		{"told to go on", [][3]string{{"user", "m", "idle"}, {"assistant", "first", "m"}, {"user", "auto", "idle"}, {"assistant", "done", "m"}}, "done"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := createSession(t, c, nil)
+			p.handle("session.send", func(*peer, peerMessage) any { return map[string]any{"messageId": "m"} })
+			sent := len(p.calls("session.send"))
+			var got *AssistantMessage
+			turn := async(func() (err error) {
+				got, err = s.SendAndWait(testContext(t), Message{Prompt: "x"})
+				return err
+			})
+			p.wait("session.send", sent+1)
+			p.sync() // the answer has been read
+			for _, e := range tt.events {
+				switch e[0] {
+				case "user":
+					p.emit(s.ID(), "user.message", map[string]any{"content": "x", "messageId": e[1], "delivery": e[2]})
+				default:
+					p.emit(s.ID(), "assistant.message", map[string]any{"content": e[1], "originatingMessageId": e[2]})
+				}
+			}
+			p.emit(s.ID(), "session.idle", map[string]any{})
+			if err := await(t, "turn", turn); err != nil {
+				t.Fatal(err)
+			}
+			if got == nil || got.Content != tt.want {
+				t.Errorf("got %+v, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// stored waits until the server has stored an event with this text, which it does a little after it has sent the event.
+func (m matrix) stored(home, id, text string) {
+	m.Helper()
+	for {
+		journal, _ := os.ReadFile(filepath.Join(home, "session-state", id, "events.jsonl"))
+		if strings.Contains(string(journal), text) {
+			return
+		}
+		select {
+		case <-m.ctx.Done():
+			m.Fatalf("%q was not stored", text)
+		case <-time.After(5 * time.Millisecond): // nothing signals the write
+		}
+	}
+}
+
+// matrixMCP is an MCP server over stdio with the tools echo, which also tells a variable of its environment, fail, and ask, which asks the
+// user.
+func matrixMCP() int {
+	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	type object = map[string]any
+	send := func(m object) {
+		m["jsonrpc"] = "2.0"
+		_ = out.Encode(m)
+	}
+	result := func(id json.RawMessage, text string, failed bool) {
+		send(object{"id": id, "result": object{"content": []object{{"type": "text", "text": text}}, "isError": failed}})
+	}
+	var asking json.RawMessage // the call that waits for the user
+	for {
+		var m struct {
+			ID     json.RawMessage
+			Method string
+			Params struct {
+				ProtocolVersion, Name string
+				Arguments             struct{ Text string }
+			}
+			Result struct { // the user's answer
+				Action  string
+				Content struct{ Colour string }
+			}
+		}
+		if in.Decode(&m) != nil {
+			return 0
+		}
+		switch m.Method + " " + m.Params.Name {
+		case "initialize ":
+			send(object{"id": m.ID, "result": object{"protocolVersion": m.Params.ProtocolVersion, "capabilities": object{"tools": object{}},
+				"serverInfo": object{"name": "tiny", "version": "1"}}})
+		case "tools/list ":
+			var tools []object
+			for _, name := range []string{"ask", "echo", "fail"} {
+				tools = append(tools, object{"name": name, "description": name, "inputSchema": object{"type": "object"}})
+			}
+			send(object{"id": m.ID, "result": object{"tools": tools}})
+		case "tools/call echo":
+			result(m.ID, m.Params.Arguments.Text+", "+os.Getenv("TINY"), false)
+		case "tools/call fail":
+			result(m.ID, "no luck", true)
+		case "tools/call ask":
+			asking = m.ID
+			send(object{"id": "question", "method": "elicitation/create", "params": object{"message": "Which colour?",
+				"requestedSchema": object{"type": "object", "properties": object{"colour": object{"type": "string"}}}}})
+		case " ":
+			result(asking, m.Result.Action+" "+m.Result.Content.Colour, false)
+		default:
+			if m.ID != nil {
+				send(object{"id": m.ID, "result": object{}})
+			}
+		}
+	}
+}
+
+// soakHeap returns what is on the heap for good.
+func soakHeap() int64 {
+	runtime.GC()
+	runtime.GC() // pools are empty after the second
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// soakFlat runs cycle n times and fails when more than a hundred bytes are left of each.
+func soakFlat(t *testing.T, n int, cycle func()) {
+	t.Helper()
+	for range 1 + n/10 { // caches fill
+		cycle()
+	}
+	before := soakHeap()
+	for range n {
+		cycle()
+	}
+	if grown := soakHeap() - before; grown > int64(100*n+64<<10) {
+		t.Errorf("%d bytes are left of %d cycles", grown, n)
+	}
+}
+
+// TestSoak is much of everything, at a fortieth of its size unless COPILOT_TEST_ROUNDS asks for all: nothing is lost, and nothing is left.
+func TestSoak(t *testing.T) {
+	create := func(c *Client, cfg *SessionConfig) *Session { // with nothing for the test to keep
+		s, err := c.CreateSession(context.Background(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	t.Run("sessions", func(t *testing.T) {
+		leakCheck(t)
+		c, n := benchClient(t, "pipe"), spineRounds(10_000)
+		emit := func() { // one event to each session
+			if err := c.Call(context.Background(), "bench.emit", benchWork{Kind: "delta", Size: 400, Sessions: n}.params(n), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		emit() // of which the server keeps the frames
+		before, goroutines := soakHeap(), runtime.NumGoroutine()
+		sessions, subs := make([]*Session, n), make([]*Subscription[Event], n)
+		for i := range sessions {
+			sessions[i] = create(c, &SessionConfig{SessionID: fmt.Sprint("s", i)})
+			subs[i] = sessions[i].Subscribe()
+		}
+		if g := runtime.NumGoroutine(); g > goroutines {
+			t.Errorf("%d goroutines were %d", g, goroutines)
+		}
+		for range 3 {
+			emit()
+		}
+		for i, s := range sessions {
+			if err := s.Disconnect(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			if events, skipped := soakDrain(t, subs[i]); events != 3 || skipped != 0 {
+				t.Fatalf("session %d: %d events, %d skipped", i, events, skipped)
+			}
+		}
+		clear(sessions)
+		clear(subs)
+		if grown := soakHeap() - before; grown > int64(100*n+64<<10) {
+			t.Errorf("%d bytes are left of %d sessions", grown, n)
+		}
+	})
+	t.Run("events", func(t *testing.T) {
+		leakCheck(t)
+		const many = 256
+		c, n := benchClient(t, "pipe"), spineRounds(1_000_000)/many*many
+		work := benchWork{Kind: "delta", Size: 400, Sessions: many}
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		turn := make(chan struct{}) // one for each slow reader after each batch
+		var slow int
+		var readers sync.WaitGroup
+		var sessions []*Session
+		for i := range many {
+			s := createSession(t, c, &SessionConfig{SessionID: fmt.Sprint("s", i), EventBuffer: 16})
+			sessions = append(sessions, s)
+			s.Events(ctx) // nobody ranges it
+			fast := s.Subscribe()
+			readers.Add(1)
+			go func() { // ends with the session; awaited below
+				defer readers.Done()
+				soakCount(t, fast, n/many, nil)
+			}()
+			if i%4 == 0 {
+				sub := s.Subscribe()
+				slow++
+				readers.Add(1)
+				go func() { // as above
+					defer readers.Done()
+					soakCount(t, sub, n/many, turn)
+				}()
+			}
+			if i%4 == 1 { // comes and goes
+				readers.Add(1)
+				go func() { // as above
+					defer readers.Done()
+					for s.failure() == nil {
+						sub := s.Subscribe()
+						for range 5 {
+							if _, err := sub.Next(context.Background()); err != nil {
+								break
+							}
+						}
+						sub.Close()
+					}
+				}()
+			}
+		}
+		for sent := 0; sent < n; {
+			batch := min(many*20, n-sent)
+			if err := c.Call(testContext(t), "bench.emit", work.params(batch), nil); err != nil {
+				t.Fatal(err)
+			}
+			sent += batch
+			for range slow {
+				turn <- struct{}{}
+			}
+		}
+		close(turn)
+		for _, s := range sessions {
+			if err := s.Disconnect(testContext(t)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		readers.Wait()
+	})
+	t.Run("cycles", func(t *testing.T) {
+		leakCheck(t)
+		c := benchClient(t, "pipe")
+		soakFlat(t, spineRounds(10_000), func() {
+			s := create(c, nil)
+			s.Subscribe()
+			if err := s.Disconnect(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	})
+	t.Run("clients", func(t *testing.T) {
+		spineFlat(t)
+		o := spineOptions(t, spineScript{})
+		soakFlat(t, spineRounds(1_000), func() {
+			c, err := Start(context.Background(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err = c.CreateSession(context.Background(), nil); err != nil {
+				t.Error(err)
+			}
+			if err := c.Stop(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	})
+}
+
+// soakDrain reads to the end.
+func soakDrain(t *testing.T, sub *Subscription[Event]) (events int, skipped uint64) {
+	for _, err := range sub.All(context.Background()) {
+		var lag *LagError
+		switch {
+		case err == nil:
+			events++
+		case errors.As(err, &lag):
+			skipped += lag.Skipped
+		default:
+			t.Error(err)
+		}
+	}
+	return events, skipped
+}
+
+// soakCount reads to the end and checks that nothing is missing. With turns, it reads three events in each as long as there are some, and breaks
+// its loop after each.
+func soakCount(t *testing.T, sub *Subscription[Event], published int, turns <-chan struct{}) {
+	events, skipped := 0, uint64(0)
+	if turns != nil {
+		for range turns {
+			n := 0
+			for _, err := range sub.All(context.Background()) {
+				var lag *LagError
+				if errors.As(err, &lag) {
+					skipped += lag.Skipped
+				} else {
+					events++
+				}
+				if n++; n == 3 {
+					break
+				}
+			}
+		}
+	}
+	e, s := soakDrain(t, sub)
+	if events, skipped = events+e, skipped+s; uint64(events)+skipped != uint64(published) {
+		t.Errorf("%d events and %d skipped, of %d", events, skipped, published)
+	}
+	if turns != nil && published > 200 && skipped == 0 {
+		t.Error("a slow reader missed nothing: the test does not test what it says")
+	}
+}
+
+// TestRouterAgainstModel starts, ends and follows sessions of three ids in random order, and compares what subscribers get with a
+// reference that keeps everything.
+func TestRouterAgainstModel(t *testing.T) {
+	leakCheck(t)
+	const size = 8
+	ids := []string{"a", "b", "c"}
+	for seed := range int64(max(3, spineRounds(400))) {
+		random := rand.New(rand.NewSource(seed))
+		near, far := net.Pipe()
+		p := startPeer(t, far)
+		c, err := NewClient(testContext(t), near, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		type life struct { // of one session, from being prepared to its end
+			id       string
+			prepared *PreparedSession
+			session  *Session
+			want     *spineRing
+		}
+		type reader struct {
+			life *life
+			sub  *Subscription[Event]
+			cur  *spineCursor
+		}
+		open := make(map[string]*life)
+		var readers []*reader
+		var lives []*life
+		seq := 0
+		read := func(r *reader, most int) {
+			for range most {
+				v, ready, err := r.sub.poll()
+				wantV, wantReady, wantErr := r.life.want.poll(r.cur)
+				if wantReady && wantErr == nil && (r.cur.closed || r.life.want.ended && r.cur.pos == len(r.life.want.all) && v.Data == nil) {
+					wantErr = io.EOF
+				}
+				var lag, wantLag *LagError
+				same := ready == wantReady && errors.As(err, &lag) == errors.As(wantErr, &wantLag)
+				switch {
+				case !same:
+				case lag != nil:
+					same = *lag == *wantLag
+				case wantErr != nil:
+					same = errors.Is(err, wantErr)
+				case ready:
+					same = err == nil && string(v.Data) == strconv.Itoa(wantV)
+				}
+				if !same {
+					t.Fatalf("seed %d, session %s: got %s, %v, %v, want %d, %v, %v", seed, r.life.id, v.Data, ready, err, wantV, wantReady, wantErr)
+				}
+				if !ready || err != nil && lag == nil {
+					return
+				}
+			}
+		}
+		subscribe := func(l *life) {
+			r := &reader{life: l, cur: &spineCursor{pos: len(l.want.all)}}
+			if r.sub = l.prepared.Subscribe(); l.session != nil {
+				r.sub = l.session.Subscribe()
+			}
+			readers = append(readers, r)
+		}
+		end := func(l *life, err error) {
+			l.want.ended, l.want.err = true, err
+			delete(open, l.id)
+		}
+		for range 150 {
+			id := ids[random.Intn(len(ids))]
+			l := open[id]
+			switch k := random.Intn(100); {
+			case k < 40: // an event, for whomever has the id
+				p.send(notification("session.event", map[string]any{"sessionId": id, "event": map[string]any{"type": "x", "data": seq}}))
+				p.sync()
+				if l != nil {
+					l.want.all = append(l.want.all, seq)
+				}
+				seq++
+			case k < 55:
+				prepared, err := c.PrepareSession(&SessionConfig{SessionID: id, EventBuffer: size})
+				if err != nil {
+					t.Fatal(err)
+				}
+				next := &life{id: id, prepared: prepared, want: &spineRing{max: size}}
+				subscribe(next)
+				lives = append(lives, next)
+				session, err := prepared.Start(testContext(t))
+				if l != nil {
+					if !errors.Is(err, ErrSessionOpen) {
+						t.Fatalf("seed %d: an open id was started again: %v", seed, err)
+					}
+					next.want.ended, next.want.err = true, ErrSessionOpen
+				} else if err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				} else {
+					next.session, open[id] = session, next
+				}
+			case k < 62 && l != nil:
+				subscribe(l)
+			case k < 67 && l != nil:
+				if err := l.session.Disconnect(testContext(t)); err != nil {
+					t.Fatal(err)
+				}
+				end(l, nil)
+			case k < 70 && l != nil:
+				p.send(notification("session.lifecycle", map[string]any{"type": "session.deleted", "sessionId": id}))
+				p.sync()
+				end(l, ErrSessionNotFound)
+			case k < 75 && len(readers) > 0:
+				r := readers[random.Intn(len(readers))]
+				r.sub.Close()
+				r.cur.closed = true
+			case len(readers) > 0:
+				read(readers[random.Intn(len(readers))], 1+random.Intn(2*size))
+			}
+		}
+		if random.Intn(2) == 0 {
+			far.Close()
+			await(t, "client's end", c.Done())
+			for _, l := range open {
+				end(l, io.ErrUnexpectedEOF)
+			}
+		} else if err := c.Stop(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range open {
+			end(l, nil)
+		}
+		for _, r := range readers {
+			read(r, 1+size+1+1)
+		}
+		for _, l := range lives {
+			if l.session != nil && l.session.failure() == nil {
+				t.Fatalf("seed %d: a session of %s has no end", seed, l.id)
+			}
+		}
+		near.Close()
+	}
+}
+
+// TestRouterConcurrently lets sessions of the same ids come and go while their events pass: whoever sees some, sees all of a stretch, in order.
+func TestRouterConcurrently(t *testing.T) {
+	leakCheck(t)
+	c, p := newPeer(t, nil)
+	ids := []string{"a", "b", "c"}
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for _, id := range ids {
+		for range 2 { // two that want the same id
+			all.Add(1)
+			go func() { // ends with stop; awaited below
+				defer all.Done()
+				for i := 0; !isClosed(stop); i++ {
+					prepared, err := c.PrepareSession(&SessionConfig{SessionID: id, EventBuffer: 4 + i%5})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					sub := prepared.Subscribe()
+					s, err := prepared.Start(testContext(t))
+					if errors.Is(err, ErrSessionOpen) {
+						runtime.Gosched()
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					done := async(func() error {
+						last := -1
+						for e, err := range sub.All(context.Background()) {
+							var lag *LagError
+							n, _ := strconv.Atoi(string(e.Data))
+							switch {
+							case errors.As(err, &lag):
+								if last >= 0 {
+									last += int(lag.Skipped)
+								}
+							case err != nil:
+								return err
+							case last >= 0 && n != last+1:
+								return fmt.Errorf("event %d after %d", n, last)
+							default:
+								last = n
+							}
+						}
+						return nil
+					})
+					runtime.Gosched()
+					if err := s.Disconnect(testContext(t)); err != nil {
+						t.Error(err)
+					}
+					if err := await(t, "reader", done); err != nil {
+						t.Error(err)
+					}
+				}
+			}()
+		}
+	}
+	for n := range spineRounds(80_000) {
+		var frames []any
+		for _, id := range ids {
+			frames = append(frames, notification("session.event", map[string]any{"sessionId": id, "event": map[string]any{"type": "x", "data": n}}))
+		}
+		p.send(frames...)
+	}
+	close(stop)
+	all.Wait()
+}
+
+// FuzzAddr compares addresses with what package netip says of them.
+func FuzzAddr(f *testing.F) {
+	for _, s := range []string{"", "0", "h:0", "1", "65535", "65536", "localhost:80", "http://localhost:80/", "https://[::1]:443", "127.0.0.1:1", "[fe80::1%25lo]:9", ":1", "a:b:c", "http://u@h:1", "h:0x1", "h:+1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := parseAddr(s)
+		if want, bad := netip.ParseAddrPort(s); bad == nil && want.Port() != 0 && (err != nil || got != net.JoinHostPort(want.Addr().String(), strconv.Itoa(int(want.Port()))) && want.Addr().Is4()) {
+			t.Fatalf("%q: got %q, %v", s, got, err)
+		}
+		if err != nil {
+			if !errors.Is(err, ErrInvalidConfig) || len(err.Error()) > 8*quoteBytes {
+				t.Fatalf("%q: %v", s, err)
+			}
+			return
+		}
+		host, port, err := net.SplitHostPort(got)
+		n, bad := strconv.ParseUint(port, 10, 16)
+		if again, err2 := parseAddr(got); err != nil || bad != nil || n == 0 || host == "" || again != got || err2 != nil {
+			t.Fatalf("%q: got %q, which is read as %q, %v", s, got, again, err2)
+		}
+	})
+}
+
+// FuzzPortLine feeds stdout in pieces, and compares with the lines taken one by one.
+func FuzzPortLine(f *testing.F) {
+	for _, s := range []string{"", "listening on port 1\n", "log\nCLI server listening on port 49152\nmore", "x\nlistening on port 5\n", "listening on port 0\n", "listening on port 70000.\n", "LISTENING ON PORT 8080;", "listening on port"} {
+		f.Add([]byte(s), uint8(3))
+	}
+	f.Fuzz(func(t *testing.T, out []byte, piece uint8) {
+		want := 0
+		for _, line := range strings.Split(string(out), "\n") {
+			if m := portLine.FindStringSubmatch(line[:min(len(line), 4*quoteBytes)]); m != nil {
+				n, err := strconv.ParseUint(strings.TrimRight(m[1], ".,;"), 10, 16)
+				if err == nil {
+					want = int(n)
+				}
+				break
+			}
+		}
+		var s portScanner
+		port, over := 0, false
+		for rest := out; !over; {
+			n := min(len(rest), int(piece)+1)
+			port, over = s.write(rest[:n], n == len(rest))
+			rest = rest[n:]
+		}
+		if port != want {
+			t.Fatalf("%q in pieces of %d: port %d, want %d", out, piece, port, want)
+		}
+		if text := s.error().Output; len(text) > quoteBytes || !json.Valid([]byte(strconv.QuoteToASCII(text))) && text == "" {
+			t.Fatalf("quotes %d bytes", len(text))
+		}
+	})
 }
