@@ -461,14 +461,6 @@ func (o *Options) checked() (Options, error) {
 	return c, nil
 }
 
-// discardHandler is slog.DiscardHandler, which is younger than go.mod's Go.
-type discardHandler struct{}
-
-func (discardHandler) Enabled(context.Context, slog.Level) bool  { return false }
-func (discardHandler) Handle(context.Context, slog.Record) error { return nil }
-func (d discardHandler) WithAttrs([]slog.Attr) slog.Handler      { return d }
-func (d discardHandler) WithGroup(string) slog.Handler           { return d }
-
 // ServerInfo is what the server said of itself in the handshake.
 type ServerInfo struct {
 	ProtocolVersion int
@@ -798,19 +790,6 @@ func decodeResult(method string, raw json.RawMessage, result any) error {
 	}
 	return nil
 }
-
-// clipped is an error of encoding/json or time with its text cut: it may quote the peer at length.
-type clipped struct{ err error }
-
-func (e clipped) Error() string {
-	text := e.err.Error()
-	if len(text) > maxQuote {
-		text = strings.ToValidUTF8(text[:maxQuote], "") + "..."
-	}
-	return text
-}
-
-func (e clipped) Unwrap() error { return e.err }
 
 // refused is the error for a request about a session that the server answered with a refusal in its own words.
 func (c *Client) refused(method, words, sessionID string) error {

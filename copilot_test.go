@@ -7560,7 +7560,7 @@ func TestCase013PortLine(t *testing.T) {
 				if !errors.As(err, &exit) || exit.State.ExitCode() != 5 {
 					t.Errorf("got %v", err)
 				}
-			case !errors.As(err, &listen) || len(listen.Output) > quoteBytes || len(err.Error()) > 1024:
+			case !errors.As(err, &listen) || len(listen.Output) > maxQuote || len(err.Error()) > 1024:
 				t.Errorf("got %v", err)
 			case tt.name == "garbage": // how much of it was read is a matter of time
 			case !strings.Contains(listen.Output, tt.quoted):
@@ -7575,10 +7575,10 @@ func TestCase013PortLine(t *testing.T) {
 
 func TestCase089PortLineSecret(t *testing.T) {
 	const secret = "0123456789"
-	for pad := quoteBytes - 2*len(secret); pad < quoteBytes+len(secret); pad++ {
+	for pad := maxQuote - 2*len(secret); pad < maxQuote+len(secret); pad++ {
 		s := portScanner{secrets: []string{secret}}
 		s.write([]byte(strings.Repeat(secret, 9)+strings.Repeat("-", pad-9*len(secret))+secret), false)
-		if got := s.error().Output; strings.Contains(got, "01") || len(got) > quoteBytes {
+		if got := s.error().Output; strings.Contains(got, "01") || len(got) > maxQuote {
 			t.Fatalf("pad %d: %q", pad, got)
 		}
 	}
@@ -18350,7 +18350,7 @@ func FuzzAddr(f *testing.F) {
 			t.Fatalf("%q: got %q, %v", s, got, err)
 		}
 		if err != nil {
-			if !errors.Is(err, ErrInvalidConfig) || len(err.Error()) > 8*quoteBytes {
+			if !errors.Is(err, ErrInvalidConfig) || len(err.Error()) > 8*maxQuote {
 				t.Fatalf("%q: %v", s, err)
 			}
 			return
@@ -18371,7 +18371,7 @@ func FuzzPortLine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, out []byte, piece uint8) {
 		want := 0
 		for _, line := range strings.Split(string(out), "\n") {
-			if m := portLine.FindStringSubmatch(line[:min(len(line), 4*quoteBytes)]); m != nil {
+			if m := portLine.FindStringSubmatch(line[:min(len(line), 4*maxQuote)]); m != nil {
 				n, err := strconv.ParseUint(strings.TrimRight(m[1], ".,;"), 10, 16)
 				if err == nil {
 					want = int(n)
@@ -18389,7 +18389,7 @@ func FuzzPortLine(f *testing.F) {
 		if port != want {
 			t.Fatalf("%q in pieces of %d: port %d, want %d", out, piece, port, want)
 		}
-		if text := s.error().Output; len(text) > quoteBytes || !json.Valid([]byte(strconv.QuoteToASCII(text))) && text == "" {
+		if text := s.error().Output; len(text) > maxQuote || !json.Valid([]byte(strconv.QuoteToASCII(text))) && text == "" {
 			t.Fatalf("quotes %d bytes", len(text))
 		}
 	})

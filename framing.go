@@ -9,6 +9,7 @@ package copilot
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -71,6 +72,39 @@ func (e *FrameError) Error() string {
 func (e *FrameError) Unwrap() error { return e.Err }
 
 func quoted(b []byte) string { return string(b[:min(len(b), maxQuote)]) }
+
+// quote is s in Go's quotes, for an error text, cut to what such a text may hold.
+func quote(s string) string {
+	if len(s) > maxQuote {
+		s = s[:maxQuote]
+	}
+	return strconv.Quote(s)
+}
+
+// clip cuts a text that others made to what an error may quote.
+func clip(s string) string {
+	if len(s) <= maxQuote {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxQuote], "") + "..."
+}
+
+// clipped is an error of encoding/json or time with its text cut: it may quote the peer at length.
+type clipped struct{ err error }
+
+func (e clipped) Error() string { return clip(e.err.Error()) }
+func (e clipped) Unwrap() error { return e.err }
+
+// mask replaces every secret in s.
+func mask(s string, secrets []string) string {
+	// Longest first: one secret may be part of another.
+	for _, secret := range slices.SortedFunc(slices.Values(secrets), func(a, b string) int { return cmp.Compare(len(b), len(a)) }) {
+		if secret != "" {
+			s = strings.ReplaceAll(s, secret, "[redacted]")
+		}
+	}
+	return s
+}
 
 // frameReader reads Content-Length frames. Header names match in any case and may be surrounded by blanks, lines may end
 // in CRLF or LF, and other headers are ignored.
@@ -1150,6 +1184,23 @@ func (a *aside) run() {
 				_ = a.next.Handle(context.Background(), r)
 			}
 		}
+	}
+}
+
+// discardHandler is slog.DiscardHandler, which is younger than go.mod's Go.
+type discardHandler struct{}
+
+func (discardHandler) Enabled(context.Context, slog.Level) bool  { return false }
+func (discardHandler) Handle(context.Context, slog.Record) error { return nil }
+func (d discardHandler) WithAttrs([]slog.Attr) slog.Handler      { return d }
+func (d discardHandler) WithGroup(string) slog.Handler           { return d }
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -298,15 +298,6 @@ func (s *Subscription[T]) readUntil(ctx context.Context, done <-chan struct{}) (
 	}
 }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 // seek discards the events before number n.
 func (s *Subscription[T]) seek(n uint64) {
 	r := s.ring

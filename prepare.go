@@ -1071,6 +1071,85 @@ func IsolatedTools() []string {
 	}
 }
 
+// handlers are the functions that c has for the agent's requests.
+func (c *SessionConfig) handlers() handlers {
+	h := handlers{
+		permission:     c.OnPermission,
+		managed:        c.ManagedSettings != nil || c.EnableManagedSettings != nil && *c.EnableManagedSettings,
+		userInput:      c.OnUserInput,
+		elicitation:    c.OnElicitation,
+		exitPlanMode:   c.OnExitPlanMode,
+		autoModeSwitch: c.OnAutoModeSwitch,
+		mcpAuth:        c.OnMCPAuth,
+		sampling:       c.OnSampling,
+		hook:           c.OnHook,
+		transforms:     maps.Clone(c.Transforms),
+		custom:         maps.Clone(c.Handlers),
+	}
+	if c.Hooks != nil {
+		h.hooks = *c.Hooks
+	}
+	if len(c.Tools) > 0 {
+		h.tools = make(map[string]ToolHandler)
+	}
+	for _, t := range c.Tools {
+		if t.Handler != nil {
+			h.tools[t.Name] = t.Handler
+		}
+	}
+	if len(c.Commands) > 0 {
+		h.commands = make(map[string]func(context.Context, CommandCall) error)
+	}
+	for _, cmd := range c.Commands {
+		h.commands[cmd.Name] = cmd.Handler
+	}
+	return h
+}
+
+// hosting collects what cfg brings for the session with this id. Errors match ErrInvalidConfig.
+func (c *Client) hosting(id string, cfg *SessionConfig) (*hosted, error) {
+	h := &hosted{
+		files:        cfg.SessionFS,
+		registration: cfg.GitHubTokenProviderRegistrationID,
+		gitHubToken:  cfg.GitHubTokenProvider,
+	}
+	if len(cfg.Canvases) > 0 {
+		h.canvases = make(map[string]CanvasDeclaration)
+	}
+	for _, canvas := range cfg.Canvases {
+		canvas.Actions = slices.Clone(canvas.Actions)
+		h.canvases[canvas.ID] = canvas
+	}
+	if cfg.Provider != nil || len(cfg.Providers) > 0 {
+		h.tokens = make(map[string]func(context.Context, string) (string, error))
+	}
+	if cfg.Provider != nil && cfg.Provider.BearerTokenProvider != nil {
+		h.tokens["default"] = cfg.Provider.BearerTokenProvider
+	}
+	for _, p := range cfg.Providers {
+		if p.BearerTokenProvider != nil {
+			h.tokens[p.Name] = p.BearerTokenProvider
+		}
+	}
+	declared := c.opts.SessionFS
+	if declared == nil {
+		if h.files != nil {
+			return nil, invalid("SessionFS", "the client's options declare none")
+		}
+		return h, nil
+	}
+	if h.files == nil && declared.New != nil {
+		h.files = declared.New(id)
+	}
+	if h.files == nil {
+		return nil, invalid("SessionFS", "missing: the client's options declare it")
+	}
+	if _, ok := h.files.(SessionSQLite); declared.SQLite && !ok {
+		return nil, invalid("SessionFS", "is no SessionSQLite: the client's options declare SQLite")
+	}
+	return h, nil
+}
+
 // startKind is the request a configuration is encoded for.
 type startKind int
 

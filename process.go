@@ -37,7 +37,6 @@ import (
 const (
 	tailBytes      = 64 << 10               // of stderr, kept for errors
 	queueBytes     = 256 << 10              // of stderr, waiting for Options.Stderr
-	quoteBytes     = 256                    // of the peer's output, in an error
 	lateBytes      = 1 << 20                // read after the child's end from a pipe that somebody else holds open
 	stdoutLinger   = 500 * time.Millisecond // how long stdout may outlive the child
 	stderrLinger   = 200 * time.Millisecond // the same for stderr
@@ -215,31 +214,12 @@ func (c *command) String() string {
 	return mask(b.String(), c.secrets)
 }
 
-// mask replaces every secret in s.
-func mask(s string, secrets []string) string {
-	// Longest first: one secret may be part of another.
-	for _, secret := range slices.SortedFunc(slices.Values(secrets), func(a, b string) int { return cmp.Compare(len(b), len(a)) }) {
-		if secret != "" {
-			s = strings.ReplaceAll(s, secret, "[redacted]")
-		}
-	}
-	return s
-}
-
 // longest is the length of the longest secret.
 func longest(secrets []string) (n int) {
 	for _, s := range secrets {
 		n = max(n, len(s))
 	}
 	return n
-}
-
-// quote is s in Go's quotes, for an error text, cut to what such a text may hold.
-func quote(s string) string {
-	if len(s) > quoteBytes {
-		s = s[:quoteBytes]
-	}
-	return strconv.Quote(s)
 }
 
 // ---- lookup ----
@@ -280,7 +260,7 @@ func findCLI(cli string, env []string) (string, []string, error) {
 				return ""
 			}
 			defer f.Close()
-			b := make([]byte, quoteBytes)
+			b := make([]byte, maxQuote)
 			n, _ := io.ReadFull(f, b)
 			return string(b[:n])
 		},
@@ -1091,11 +1071,11 @@ var portLine = regexp.MustCompile(`(?i)\blistening on port\s+(\S*)`)
 func (s *portScanner) write(b []byte, end bool) (port int, over bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	keep := quoteBytes + longest(s.secrets)
+	keep := maxQuote + longest(s.secrets)
 	s.head = append(s.head, b[:min(len(b), keep-len(s.head))]...)
 	for len(b) > 0 || end {
 		piece, rest, whole := bytes.Cut(b, []byte("\n"))
-		s.line = append(s.line, piece[:min(len(piece), 4*quoteBytes-len(s.line))]...)
+		s.line = append(s.line, piece[:min(len(piece), 4*maxQuote-len(s.line))]...)
 		if !whole && !end {
 			return 0, false
 		}
@@ -1120,10 +1100,10 @@ func (s *portScanner) error() *ListenError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := mask(string(s.head), s.secrets)
-	if len(s.head) == quoteBytes+longest(s.secrets) {
+	if len(s.head) == maxQuote+longest(s.secrets) {
 		out = out[:max(0, len(out)-longest(s.secrets))] // may be half a secret
 	}
-	return &ListenError{Output: strings.ToValidUTF8(out[:min(len(out), quoteBytes)], "")}
+	return &ListenError{Output: strings.ToValidUTF8(out[:min(len(out), maxQuote)], "")}
 }
 
 // InstallCLI writes an executable, such as one that a program carries by go:embed, to a file for [Options.CLI], and returns its path. The

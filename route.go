@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -474,14 +473,6 @@ func protect[T any](c *Client, f func() (T, error), done func(T, error)) {
 	returned = true
 }
 
-// clip cuts a text that others made to what an error may quote.
-func clip(s string) string {
-	if len(s) <= maxQuote {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxQuote], "") + "..."
-}
-
 // paramsError says that the params of a request, or the data of an event, do not fit.
 type paramsError struct{ err error }
 
@@ -515,40 +506,6 @@ type handlers struct {
 	transforms     map[string]func(ctx context.Context, content string) (string, error)
 	commands       map[string]func(ctx context.Context, c CommandCall) error
 	custom         map[string]HandlerFunc
-}
-
-func (c *SessionConfig) handlers() handlers {
-	h := handlers{
-		permission:     c.OnPermission,
-		managed:        c.ManagedSettings != nil || c.EnableManagedSettings != nil && *c.EnableManagedSettings,
-		userInput:      c.OnUserInput,
-		elicitation:    c.OnElicitation,
-		exitPlanMode:   c.OnExitPlanMode,
-		autoModeSwitch: c.OnAutoModeSwitch,
-		mcpAuth:        c.OnMCPAuth,
-		sampling:       c.OnSampling,
-		hook:           c.OnHook,
-		transforms:     maps.Clone(c.Transforms),
-		custom:         maps.Clone(c.Handlers),
-	}
-	if c.Hooks != nil {
-		h.hooks = *c.Hooks
-	}
-	if len(c.Tools) > 0 {
-		h.tools = make(map[string]ToolHandler)
-	}
-	for _, t := range c.Tools {
-		if t.Handler != nil {
-			h.tools[t.Name] = t.Handler
-		}
-	}
-	if len(c.Commands) > 0 {
-		h.commands = make(map[string]func(context.Context, CommandCall) error)
-	}
-	for _, cmd := range c.Commands {
-		h.commands[cmd.Name] = cmd.Handler
-	}
-	return h
 }
 
 // react starts the handlers that an event asks for, and ends the contexts of those whose reason to run it takes away. It runs on
@@ -2490,50 +2447,6 @@ func (c *Client) unregisterLocked(s *Session) {
 	if id := s.hosted.registration; c.host.registrations[id] == s {
 		delete(c.host.registrations, id)
 	}
-}
-
-// hosting collects what cfg brings for the session with this id. Errors match ErrInvalidConfig.
-func (c *Client) hosting(id string, cfg *SessionConfig) (*hosted, error) {
-	h := &hosted{
-		files:        cfg.SessionFS,
-		registration: cfg.GitHubTokenProviderRegistrationID,
-		gitHubToken:  cfg.GitHubTokenProvider,
-	}
-	if len(cfg.Canvases) > 0 {
-		h.canvases = make(map[string]CanvasDeclaration)
-	}
-	for _, canvas := range cfg.Canvases {
-		canvas.Actions = slices.Clone(canvas.Actions)
-		h.canvases[canvas.ID] = canvas
-	}
-	if cfg.Provider != nil || len(cfg.Providers) > 0 {
-		h.tokens = make(map[string]func(context.Context, string) (string, error))
-	}
-	if cfg.Provider != nil && cfg.Provider.BearerTokenProvider != nil {
-		h.tokens["default"] = cfg.Provider.BearerTokenProvider
-	}
-	for _, p := range cfg.Providers {
-		if p.BearerTokenProvider != nil {
-			h.tokens[p.Name] = p.BearerTokenProvider
-		}
-	}
-	declared := c.opts.SessionFS
-	if declared == nil {
-		if h.files != nil {
-			return nil, invalid("SessionFS", "the client's options declare none")
-		}
-		return h, nil
-	}
-	if h.files == nil && declared.New != nil {
-		h.files = declared.New(id)
-	}
-	if h.files == nil {
-		return nil, invalid("SessionFS", "missing: the client's options declare it")
-	}
-	if _, ok := h.files.(SessionSQLite); declared.SQLite && !ok {
-		return nil, invalid("SessionFS", "is no SessionSQLite: the client's options declare SQLite")
-	}
-	return h, nil
 }
 
 // setUpHosting tells the server what this client keeps for it.
