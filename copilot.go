@@ -328,7 +328,7 @@ type Transport int
 // The transports of a launched CLI.
 const (
 	Stdio Transport = iota // its stdin and stdout; it ends with its host
-	TCP                    // a loopback port, for CLIs that other clients join: at Options.Port, with Options.ConnectionToken
+	TCP                    // a loopback port, for CLIs that other clients join: at [Client.Addr], with Options.ConnectionToken
 )
 
 // ClientMode is the set of defaults that sessions start from. With [ModeEmpty], [Start] needs Options.BaseDir or Options.SessionFS, and each
@@ -368,7 +368,7 @@ type Options struct {
 	Env                []string      `json:",omitempty,secret"` // the child's environment, as [os/exec.Cmd.Env]; nil means os.Environ. The library's own variables come on top
 	Stderr             io.Writer     `json:"-"`                 // gets a copy of the child's stderr; a writer that blocks loses text, never delays the child. Errors carry a tail in any case
 	Transport          Transport     // how a launched CLI is spoken to
-	Port               int           // with TCP; 0 lets the CLI choose
+	Port               int           // with TCP; 0 lets the CLI choose, see [Client.Addr]
 	ConnectionToken    string        `json:",omitempty,secret"` // with TCP and Dial; with TCP, "" means a fresh random one
 	GitHubToken        string        `json:",omitempty,secret"` // handed over in the child's environment, never in its arguments
 	UseLoggedInUser    *bool         // whether the CLI may use its stored login; nil means true unless GitHubToken is set

@@ -681,7 +681,8 @@ type SessionConfig struct {
 	RequestedEnvironmentVariables []string `json:"requestedEnvironmentVariables,omitempty,resume"`
 
 	// ContinuePendingWork keeps pending tool calls and permission requests alive, where a resume else marks them interrupted. The server
-	// does not ask again: they are answered by their ids with [Session.Call], see the example of [Client.PrepareResumeSession]. Resume only.
+	// does not ask again: they are answered by their ids, with [Session.AnswerToolCall] and
+	// [Session.AnswerPermission], see the example of [Client.PrepareResumeSession]. Resume only.
 	ContinuePendingWork bool `json:"continuePendingWork,omitempty,resume"`
 	// DisableResume suppresses the session.resume event. Resume only.
 	DisableResume *bool `json:"disableResume,omitempty,resume"`
