@@ -91,6 +91,26 @@ func await[T any](t testing.TB, what string, c <-chan T) (v T) {
 	return v
 }
 
+// poll waits for what nothing signals, such as the end of a goroutine or a write to a file. It returns false when ctx ends first.
+func poll(ctx context.Context, done func() bool) bool {
+	for !done() {
+		select {
+		case <-ctx.Done():
+			return done()
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return true
+}
+
+// until is poll for what must happen.
+func until(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	if !poll(testContext(t), done) {
+		t.Fatalf("%s: not after %v", what, patience)
+	}
+}
+
 // async runs f on a goroutine and returns where its error comes out.
 func async(f func() error) <-chan error {
 	c := make(chan error, 1)
@@ -103,20 +123,14 @@ func leakCheck(t testing.TB) {
 	t.Helper()
 	goroutines, files := runtime.NumGoroutine(), openFiles()
 	t.Cleanup(func() {
-		deadline := time.Now().Add(5 * time.Second)
-		for {
-			g, f := runtime.NumGoroutine(), openFiles()
-			if g <= goroutines && f <= files {
-				return
-			}
-			if time.Now().After(deadline) {
-				var stacks bytes.Buffer
-				_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
-				t.Errorf("left behind: %d goroutines were %d, %d descriptors were %d: %v\n%s", g, goroutines, f, files, openFileNames(), stacks.String())
-				return
-			}
-			runtime.Gosched()
-			time.Sleep(time.Millisecond) // polling: nothing signals the end of a goroutine
+		var g, f int
+		if !poll(testContext(t), func() bool {
+			g, f = runtime.NumGoroutine(), openFiles()
+			return g <= goroutines && f <= files
+		}) {
+			var stacks bytes.Buffer
+			_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+			t.Errorf("left behind: %d goroutines were %d, %d descriptors were %d: %v\n%s", g, goroutines, f, files, openFileNames(), stacks.String())
 		}
 	})
 }
@@ -4196,11 +4210,9 @@ func FuzzDispatch(f *testing.F) {
 		}
 		for range notices {
 		}
-		for deadline := time.Now().Add(patience); runtime.NumGoroutine() > before; runtime.Gosched() {
-			if time.Now().After(deadline) {
-				buf := make([]byte, 1<<16)
-				t.Fatalf("goroutines left:\n%s", buf[:runtime.Stack(buf, true)])
-			}
+		if !poll(testContext(t), func() bool { return runtime.NumGoroutine() <= before }) {
+			buf := make([]byte, 1<<16)
+			t.Fatalf("goroutines left:\n%s", buf[:runtime.Stack(buf, true)])
 		}
 	})
 }
@@ -4452,16 +4464,6 @@ func (b *startBed) owner(id string) *Session {
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
 	return b.c.routes[id].session
-}
-
-// until polls for what nothing signals.
-func until(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !done(); runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after %v", what, patience)
-		}
-	}
 }
 
 // released returns the releases of a method that the server has seen, once all that were begun are answered.
@@ -6990,17 +6992,11 @@ func procLeakCheck(t *testing.T, mark string) {
 	t.Helper()
 	leakCheck(t)
 	t.Cleanup(func() {
-		for deadline := time.Now().Add(patience); ; <-time.After(5 * time.Millisecond) {
-			left := procFind(mark)
-			if len(left) == 0 {
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Errorf("left: processes %v", left)
-				for _, pid := range left {
-					kill(t, pid)
-				}
-				return
+		var left []int
+		if !poll(testContext(t), func() bool { left = procFind(mark); return len(left) == 0 }) {
+			t.Errorf("left: processes %v", left)
+			for _, pid := range left {
+				kill(t, pid)
 			}
 		}
 	})
@@ -7076,12 +7072,8 @@ func procLog(t *testing.T, file string) []string {
 // procAwaitLog waits until the child has written a word to its log.
 func procAwaitLog(t *testing.T, file, word string) {
 	t.Helper()
-	for ctx := procCtx(t); !slices.Contains(procLog(t, file), word); {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("no %s in the log: %v", word, procLog(t, file))
-		case <-time.After(2 * time.Millisecond):
-		}
+	if !poll(procCtx(t), func() bool { return slices.Contains(procLog(t, file), word) }) {
+		t.Fatalf("no %s in the log: %v", word, procLog(t, file))
 	}
 }
 
@@ -8109,17 +8101,13 @@ func procSleep(t *testing.T, rw io.ReadWriter, mark string) {
 	c.call("session.create", fmt.Sprintf(`{%s,"model":"m","provider":{"type":"openai","wireApi":"completions","baseUrl":"%s/v1","apiKey":"k"},"requestPermission":true,"streaming":true,"workingDirectory":%q}`, id, model.URL, t.TempDir()))
 	c.call("session.permissions.setApproveAll", `{`+id+`,"enabled":true}`)
 	c.call("session.send", `{`+id+`,"prompt":"go"}`)
-	for ctx := procCtx(t); ; {
-		for _, pid := range procFind(mark) {
-			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "sleep\n" {
-				return
-			}
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatal("no command runs")
-		case <-time.After(10 * time.Millisecond):
-		}
+	if !poll(procCtx(t), func() bool {
+		return slices.ContainsFunc(procFind(mark), func(pid int) bool {
+			comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			return string(comm) == "sleep\n"
+		})
+	}) {
+		t.Fatal("no command runs")
 	}
 }
 
@@ -8207,12 +8195,8 @@ func TestProcessRealCLIHostDies(t *testing.T) {
 				host, _, _ := procHost(t, append(env, transport, "PROC_CLI="+cli, "PROC_GRAND="))
 				host.Process.Kill()
 				host.Wait()
-				for ctx := procCtx(t); len(procFind(procMarkOf(env))) > 0; {
-					select {
-					case <-ctx.Done():
-						t.Fatal("still there")
-					case <-time.After(10 * time.Millisecond):
-					}
+				if !poll(procCtx(t), func() bool { return len(procFind(procMarkOf(env))) == 0 }) {
+					t.Fatal("still there")
 				}
 			})
 		}
@@ -10395,6 +10379,17 @@ func TestRealHandlers(t *testing.T) {
 }
 
 // TestRealPendingTool kills the CLI while a tool is pending, and answers the call to its successor.
+// stored waits until the server has stored an event with this text, which it does a little after it has sent the event.
+func stored(ctx context.Context, t testing.TB, home, id, text string) {
+	t.Helper()
+	if !poll(ctx, func() bool {
+		journal, _ := os.ReadFile(filepath.Join(home, "session-state", id, "events.jsonl"))
+		return strings.Contains(string(journal), text)
+	}) {
+		t.Fatalf("%q was not stored", text)
+	}
+}
+
 func TestRealPendingTool(t *testing.T) {
 	model, home, ctx := newModelServer(t), t.TempDir(), hdlContext(t)
 	r := hdlReal{startReal(t, Options{BaseDir: home}), model}
@@ -10417,14 +10412,7 @@ func TestRealPendingTool(t *testing.T) {
 	case <-ctx.Done():
 		t.Fatal("the tool was not called")
 	}
-	// The server stores events a little later than it sends them.
-	for stored := false; !stored; {
-		journal, _ := os.ReadFile(filepath.Join(home, "session-state", s.ID(), "events.jsonl"))
-		if stored = bytes.Contains(journal, []byte(call.RequestID)); !stored && ctx.Err() != nil {
-			t.Fatal("the call was not stored")
-		}
-		time.Sleep(5 * time.Millisecond) // polling: nothing signals the write
-	}
+	stored(ctx, t, home, s.ID(), call.RequestID)
 	if _, err := r.client.ForceStopAndWait(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -17637,7 +17625,7 @@ func TestRealMatrix(t *testing.T) {
 			m.turn(s, "say: one", "one")
 			turn := async(func() error { _, err := s.SendAndWait(m.ctx, Message{Prompt: "hold: two three"}); return err })
 			matrixAwait(m, "the model's first word", m.model.Held)
-			m.stored(home, s.ID(), "hold: two three")
+			stored(m.ctx, m, home, s.ID(), "hold: two three")
 			kill(m, c.PID())
 			matrixAwait(m, "the client's end", c.Done())
 			for what, err := range map[string]error{"turn": matrixAwait(m, "the turn", turn), "client": c.Err(), "session": context.Cause(s.Context())} {
@@ -17848,22 +17836,6 @@ func TestAnswersOfOthers(t *testing.T) {
 				t.Errorf("got %+v, want %q", got, tt.want)
 			}
 		})
-	}
-}
-
-// stored waits until the server has stored an event with this text, which it does a little after it has sent the event.
-func (m matrix) stored(home, id, text string) {
-	m.Helper()
-	for {
-		journal, _ := os.ReadFile(filepath.Join(home, "session-state", id, "events.jsonl"))
-		if strings.Contains(string(journal), text) {
-			return
-		}
-		select {
-		case <-m.ctx.Done():
-			m.Fatalf("%q was not stored", text)
-		case <-time.After(5 * time.Millisecond): // nothing signals the write
-		}
 	}
 }
 
