@@ -18419,7 +18419,7 @@ func TestRouterConcurrently(t *testing.T) {
 	for range 2 {
 		sub := stay.Subscribe()
 		stayed = append(stayed, async(func() error {
-			n, err := routerStretch(sub)
+			n, err := routerStretch(context.Background(), sub)
 			if err == nil && n != events {
 				err = fmt.Errorf("%d events and skipped ones, of %d", n, events)
 			}
@@ -18463,13 +18463,13 @@ func TestRouterConcurrently(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					done := async(func() error { _, err := routerStretch(sub); return err })
+					ctx, cancel := context.WithTimeout(context.Background(), patience)
+					done := async(func() error { _, err := routerStretch(ctx, sub); return err })
 					runtime.Gosched()
-					if err := end(testContext(t)); err != nil {
+					err = errors.Join(end(ctx), <-done)
+					if cancel(); err != nil {
 						t.Error(err)
-					}
-					if err := <-done; err != nil {
-						t.Error(err)
+						return
 					}
 				}
 			}()
@@ -18495,10 +18495,10 @@ func TestRouterConcurrently(t *testing.T) {
 }
 
 // routerStretch reads to the end, returns how many events there were, skipped ones included, and fails where they do not follow each other.
-func routerStretch(sub *Subscription[Event]) (n int, err error) {
+func routerStretch(ctx context.Context, sub *Subscription[Event]) (n int, err error) {
 	last := -1
 	gap := 0 // skipped since the last one
-	for e, err := range sub.All(context.Background()) {
+	for e, err := range sub.All(ctx) {
 		var lag *LagError
 		if errors.As(err, &lag) {
 			gap += int(lag.Skipped)
