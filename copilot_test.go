@@ -6433,6 +6433,7 @@ func TestWatchClose(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	closing[0] = async(func() error { return w.Close(ctx) })
 	request = p.wait("sessions.close", 3)
+	p.sync() // the event was read, which stood behind the answer to the watch
 	cancel()
 	expectFailure(t, await(t, "close", closing[0]), "impatient", context.Canceled)
 	expectRoutes(t, c)
