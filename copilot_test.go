@@ -2047,6 +2047,10 @@ func TestCase037NothingIsEscapedForHTML(t *testing.T) {
 	if !bytes.Contains(m.Params, []byte(`<a href=\"x\">&</a>`)) || m.get("prompt") != prompt {
 		t.Errorf("the server got %s", m.Params)
 	}
+	// The names of methods and members take another path than values.
+	if got := string(appendQuoted(nil, "<é>&\"")); got != `"<é>&\""` {
+		t.Errorf("quoted as %s", got)
+	}
 	sub := s.Subscribe()
 	raw := `{"prompt":"<&>\u003c` + "\u2028" + `"}`
 	p.raw([]byte(spineFrame(fmt.Sprintf(`{"method":"session.event","params":{"sessionId":%q,"event":{"type":"x","data":%s}}}`, s.ID(), raw))))

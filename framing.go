@@ -1000,7 +1000,7 @@ func (c *conn) request(ctx context.Context, cl *call, params any) error {
 
 func appendQuoted(b []byte, s string) []byte {
 	if !plain(s) {
-		q, _ := json.Marshal(s) // a string always marshals
+		q, _ := marshal(s) // a string always marshals
 		return append(b, q...)
 	}
 	return append(append(append(b, '"'), s...), '"')

@@ -546,7 +546,7 @@ func (s *Session) react(e *Event) {
 	}
 }
 
-// The methods that answer what has also a way of its own, see [Session.AnswerToolCall].
+// The answers that a handler gives, and that the host can give by a call of its own, see [Session.AnswerToolCall].
 const (
 	methodToolAnswer       = "session.tools.handlePendingToolCall"
 	methodPermissionAnswer = "session.permissions.handlePendingPermissionRequest"
